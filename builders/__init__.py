@@ -1,0 +1,1 @@
+"""Weights in, served models out. Must not know Triton or scheduling."""

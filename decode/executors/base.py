@@ -1,0 +1,15 @@
+"""The one seam under the engine: what every executor offers."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from decode.plan import StepPlan, StepResult
+
+
+class Executor(Protocol):
+    """Executes plans, one at a time, from one thread."""
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one step and return its tokens; the result's `elapsed` is the time it took, in nanoseconds."""
+        ...

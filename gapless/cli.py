@@ -1,0 +1,46 @@
+"""`gapless …`: one sub-command per module of `gapless.commands`, loaded only when it is called.
+
+Errors a user can mend carry `exit_status`; they are printed as one line. Anything else is a defect and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import typer
+
+COMMANDS = {
+    "build": "Turn a model source into what the server loads.",
+    "serve": "Start Triton with a model repository, wait until it answers, and keep it alive.",
+    "loadtest": "Send the declared traffic and give a verdict per traffic class.",
+    "bench": "Measure the engine on this machine.",
+    "demo": "Build, serve, load and judge the demo, scaled to this machine.",
+}
+
+
+def main() -> None:
+    """Entry point of the `gapless` script: exit 0 when what was asked holds, 1 when not, 2 on bad input."""
+    app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+    wanted = sys.argv[1] if len(sys.argv) > 1 else ""
+    for name, summary in COMMANDS.items():
+        if name == wanted:
+            module = importlib.import_module(f"gapless.commands.{name}")
+            if hasattr(module, "app"):
+                app.add_typer(module.app, name=name, help=summary)
+            else:
+                app.command(name, help=summary)(module.run)
+        else:
+            app.command(name, help=summary)(_listed_only)
+    try:
+        app()
+    except Exception as error:
+        status = getattr(error, "exit_status", None)
+        if status is None:
+            raise
+        print(f"gapless: {error}", file=sys.stderr)
+        sys.exit(status)
+
+
+def _listed_only() -> None:
+    """Stands for a command that was not asked for, so that `gapless --help` lists it without importing it."""

@@ -1,0 +1,1 @@
+"""Metric declarations. Must not know how requests are scheduled."""
