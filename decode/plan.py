@@ -1,7 +1,7 @@
 """What crosses the seam between the core and an executor: plans, results, inputs, events. All immutable.
 
 One step = one StepPlan executed into one StepResult. Within a step an executor must, in this order:
-1. do `copies` (in order), 2. per layer write the KV of *all* tokens of *all* chunks, then run attention. Step 2's order is
+1. do `copies` (in order), 2. per layer write the KV of *all* tokens of *all* chunks, then run attention. That order is
 a promise the core relies on: a chunk may read pages that another chunk of the same step fills.
 """
 

@@ -80,9 +80,7 @@ class SamplingParams:
             self.min_tokens,
             f"an integer from 0 to max_tokens ({self.max_tokens})",
         )
-        _require(
-            _is_real(self.temperature) and self.temperature >= 0, "temperature", self.temperature, "a number >= 0"
-        )
+        _require(_is_real(self.temperature) and self.temperature >= 0, "temperature", self.temperature, "a number >= 0")
         _require(_is_int(self.top_k) and self.top_k >= -1, "top_k", self.top_k, "an integer >= 0 (0 or -1 = all)")
         _require(_is_real(self.top_p) and 0 < self.top_p <= 1, "top_p", self.top_p, "a number in (0, 1]")
         _require(_is_real(self.min_p) and 0 <= self.min_p <= 1, "min_p", self.min_p, "a number in [0, 1]")

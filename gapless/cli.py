@@ -1,6 +1,6 @@
 """`gapless …`: one sub-command per module of `gapless.commands`, loaded only when it is called.
 
-Errors a user can mend carry `exit_status`; they are printed as one line. Anything else is a defect and keeps its traceback.
+Errors a user can mend carry `exit_status`; they are printed as one line. Anything else is a defect and keeps its trace.
 """
 
 from __future__ import annotations
