@@ -47,6 +47,11 @@ class EngineConfig:
         for field in ("num_pages", "page_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len"):
             if getattr(self, field) < 1:
                 raise ConfigError(f"{field}: {getattr(self, field)} is not allowed; an integer >= 1")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens: {self.max_num_batched_tokens} is not allowed; "
+                f"at least max_num_seqs ({self.max_num_seqs}), so that every running sequence gets its token"
+            )
         if not 0 <= self.watermark < 1:
             raise ConfigError(f"watermark: {self.watermark} is not allowed; a share in [0, 1)")
         if self.mode not in ("serial", "static", "continuous"):

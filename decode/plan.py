@@ -96,12 +96,20 @@ class Cancel(NamedTuple):
 Input = Submit | Cancel
 
 
+class Started(NamedTuple):
+    """Event: a request left the queue for the first time; `cached` of its prompt tokens need no computing."""
+
+    request_id: str
+    cached: int
+    time: int
+
+
 class TokenOut(NamedTuple):
     """Event: output token number `index` (from 0) of a request."""
 
     request_id: str
     token: int
-    index: int
+    index: int  # type: ignore[assignment]  # tuple.index is not needed here
     time: int
     logprobs: Logprobs | None = None
 
@@ -125,4 +133,4 @@ class Rejected(NamedTuple):
     time: int
 
 
-Event = TokenOut | Finished | Rejected
+Event = Started | TokenOut | Finished | Rejected

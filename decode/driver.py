@@ -1,0 +1,90 @@
+"""The one loop that serves Triton and the simulator alike: take inputs, plan, execute, commit, hand out events.
+
+Knows no tensors and no threads: a Source says what arrived and how to wait, a Sink takes the events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from decode.clock import Clock
+from decode.engine import Engine
+from decode.executors.base import Executor
+from decode.plan import Event, Input, StepPlan, StepResult
+
+
+class Source(Protocol):
+    def due(self, now: int) -> Sequence[Input]:
+        """Inputs that arrived up to `now`, in order, each handed out once."""
+        ...
+
+    def wait(self) -> bool:
+        """Nothing can be done until more arrives: wait for it (or jump to it). False when nothing ever will."""
+        ...
+
+
+class Sink(Protocol):
+    def emit(self, events: Sequence[Event]) -> None:
+        """Take events in order. Must not block: steps wait for it."""
+        ...
+
+
+class Observer(Protocol):
+    """Sees every step that did something; a trace recorder, a profiler."""
+
+    def step(self, now: int, inputs: Sequence[Input], plan: StepPlan | None, result: StepResult | None) -> None: ...
+
+
+class Driver:
+    """Runs an engine on an executor. `failures` counts steps that raised since the last one that did not."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        executor: Executor,
+        clock: Clock,
+        source: Source,
+        sink: Sink,
+        observer: Observer | None = None,
+    ) -> None:
+        self.engine = engine
+        self.executor = executor
+        self.clock = clock
+        self.source = source
+        self.sink = sink
+        self.observer = observer
+        self.failures = 0
+
+    def run(self) -> None:
+        """Step until the source says that nothing will ever come again."""
+        while True:
+            if not self.step() and not self.source.wait():
+                return
+
+    def step(self) -> bool:
+        """One round. False when there was nothing to execute."""
+        now = self.clock.now()
+        inputs = self.source.due(now)
+        for item in inputs:
+            self.engine.apply(item, now)
+        plan = self.engine.plan(now)
+        result = self._execute(plan) if plan is not None else None
+        if self.observer is not None and (inputs or plan is not None):
+            self.observer.step(now, inputs, plan, result)
+        events = self.engine.take_events()
+        if events:
+            self.sink.emit(events)
+        return plan is not None
+
+    def _execute(self, plan: StepPlan) -> StepResult | None:
+        try:
+            result = self.executor.execute(plan)
+        except Exception as error:  # whatever a step raises, its requests get it as their end and the loop goes on
+            self.failures += 1
+            self.engine.fail(f"step {plan.step} failed: {type(error).__name__}: {error}", self.clock.now())
+            return None
+        self.failures = 0
+        self.clock.spend(result.elapsed)
+        self.engine.commit(plan, result, self.clock.now())
+        return result

@@ -1,0 +1,460 @@
+"""The engine on a scripted executor: behaviours by name, then random lives with every invariant checked each step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from decode.config import ConfigError, EngineConfig, TierConfig, pages_in
+from decode.engine import Engine
+from decode.executors.scripted import ScriptedExecutor
+from decode.plan import Cancel, Chunk, Event, Finished, Rejected, Started, StepPlan, Submit, TokenOut
+from decode.types import FinishReason, InvalidRequest, RejectReason, Request, SamplingParams
+
+EOS = 999
+
+
+def next_token(chunk: Chunk) -> int:
+    """A fake model whose next token depends on the position only, so that batching and preemption must not matter."""
+    assert chunk.draw is not None
+    return chunk.draw.position * 7 % 50
+
+
+def request(name: str, prompt: int | tuple[int, ...], out: int, tier: str = "default", **sampling: object) -> Request:
+    """`prompt`: token ids, or a number of tokens that no other name shares."""
+    if isinstance(prompt, int):
+        prompt = tuple(1000 + hash_of(name) * 1000 + i for i in range(prompt))
+    return Request(name, prompt, SamplingParams(max_tokens=out, seed=0, **sampling), tier)  # type: ignore[arg-type]
+
+
+def hash_of(name: str) -> int:
+    return sum(ord(c) * 31**i for i, c in enumerate(name)) % 100_003
+
+
+@dataclass
+class Bench:
+    """An engine with its executor, stepped by hand; `check()` after every operation."""
+
+    config: EngineConfig
+    token: object = next_token
+    now: int = 0
+    events: list[Event] = field(default_factory=list)
+    plans: list[StepPlan] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.engine = Engine(self.config)
+        self.executor = ScriptedExecutor(self.token, lambda plan: 1_000_000)  # type: ignore[arg-type]
+        self.kv: dict[tuple[int, int], int] = {}  # (page, offset) -> token whose KV is there: what a GPU would hold
+
+    def submit(self, *requests: Request) -> None:
+        for r in requests:
+            self.engine.apply(Submit(r), self.now)
+            self.engine.check()
+
+    def cancel(self, name: str) -> None:
+        self.engine.apply(Cancel(name), self.now)
+        self.engine.check()
+
+    def step(self) -> bool:
+        plan = self.engine.plan(self.now)
+        self.engine.check()
+        if plan is not None:
+            self.plans.append(plan)
+            self._run(plan)
+            result = self.executor.execute(plan)
+            self.now += result.elapsed
+            self.engine.commit(plan, result, self.now)
+            self.engine.check()
+        self.events += self.engine.take_events()
+        return plan is not None
+
+    def run(self, most: int = 10_000) -> None:
+        for _ in range(most):
+            if not self.step():
+                return
+        raise AssertionError("the engine does not come to an end")
+
+    def _run(self, plan: StepPlan) -> None:
+        """What an executor does to memory; every position a chunk attends to must hold the right token's KV."""
+        size = self.config.page_size
+        for copy in plan.copies:
+            for offset in range(copy.tokens):
+                self.kv[copy.dst, offset] = self.kv[copy.src, offset]
+        writes: dict[tuple[int, int], int] = {}
+        for chunk in plan.chunks:
+            for i, token in enumerate(chunk.tokens):
+                p = chunk.start + i
+                slot = (chunk.pages[p // size], p % size)
+                assert slot not in writes, "two chunks write the same slot"
+                writes[slot] = token
+        self.kv.update(writes)
+        by_number = {s.number: s for s in self.engine.scheduler.planned}
+        for chunk in plan.chunks:
+            tokens = by_number[chunk.seq].tokens
+            for p in range(chunk.start + len(chunk.tokens)):
+                assert self.kv[chunk.pages[p // size], p % size] == tokens[p], "attends to another's KV"
+
+    def output(self, name: str) -> list[int]:
+        return [e.token for e in self.events if isinstance(e, TokenOut) and e.request_id == name]
+
+    def end(self, name: str) -> Finished | Rejected:
+        ends = [e for e in self.events if isinstance(e, (Finished, Rejected)) and e.request_id == name]
+        assert len(ends) == 1, f"{name} ended {len(ends)} times"
+        return ends[0]
+
+
+def small(**changes: object) -> EngineConfig:
+    values: dict[str, object] = {
+        "num_pages": 32,
+        "page_size": 4,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 16,
+        "max_model_len": 100,
+        "eos_token_ids": (EOS,),
+        "watermark": 0.0,
+    }
+    return EngineConfig(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_one_request_gets_its_tokens_and_one_end() -> None:
+    bench = Bench(small())
+    bench.submit(request("a", 5, 3))
+    bench.run()
+    assert bench.output("a") == [5 * 7 % 50, 6 * 7 % 50, 7 * 7 % 50]
+    end = bench.end("a")
+    assert isinstance(end, Finished) and end.reason is FinishReason.LENGTH
+    assert (end.usage.prompt_tokens, end.usage.cached_tokens, end.usage.output_tokens) == (5, 0, 3)
+    assert bench.engine.idle and bench.engine.stats().pages_used == 0
+
+
+def test_a_long_prompt_is_computed_in_chunks_within_the_budget_beside_decoding() -> None:
+    bench = Bench(small(prefix_cache=False))
+    bench.submit(request("short", 3, 12))
+    bench.step()
+    bench.submit(request("long", 40, 2))
+    bench.run()
+    assert all(p.num_tokens <= 16 for p in bench.plans)
+    sizes = [len(c.tokens) for p in bench.plans for c in p.chunks if c.seq == 1]
+    assert sizes == [15, 15, 10, 1]  # one token of each step's 16 goes to the decoding sequence
+    assert all(len(p.chunks[0].tokens) == 1 and p.chunks[0].seq == 0 for p in bench.plans[1:12])
+
+
+@pytest.mark.parametrize("length", [3, 4, 5, 7, 8, 9, 16])
+def test_second_of_two_equal_prompts_shares_all_but_the_last_token(length: int) -> None:
+    """Around a page in length, on page boundaries, and within the very step that computes the first."""
+    prompt = tuple(range(length))
+    bench = Bench(small(max_num_batched_tokens=40))
+    bench.submit(request("a", prompt, 2), request("b", prompt, 2))
+    bench.step()
+    both = bench.plans[0].chunks
+    full = (length - 1) // 4 * 4
+    assert [len(c.tokens) for c in both] == [length, length - full]  # whole pages only, within one step
+    bench.run()
+    bench.submit(request("c", prompt, 2))
+    bench.run()
+    end = bench.end("c")
+    assert isinstance(end, Finished) and end.usage.cached_tokens == length - 1  # part of a page by copy
+    assert bench.output("a") == bench.output("b") == bench.output("c")
+
+
+def test_a_prefix_shorter_than_a_page_is_shared_by_copy() -> None:
+    bench = Bench(small())
+    bench.submit(request("a", (1, 2, 3, 4, 5), 1))
+    bench.run()
+    bench.submit(request("b", (1, 2, 3, 9, 9), 1))
+    bench.run()
+    end = bench.end("b")
+    assert isinstance(end, Finished) and end.usage.cached_tokens == 3
+    assert [(c.tokens) for p in bench.plans for c in p.copies] == [3]
+
+
+def test_without_prefix_cache_nothing_is_shared_or_kept() -> None:
+    bench = Bench(small(prefix_cache=False))
+    bench.submit(request("a", tuple(range(9)), 2), request("b", tuple(range(9)), 2))
+    bench.run()
+    assert bench.engine.stats().prefix_hit_tokens == 0
+    assert bench.engine.stats().pages_cached == 0 and not any(p.copies for p in bench.plans)
+
+
+def test_eos_stops_unless_ignored_and_min_tokens_bans_it() -> None:
+    bench = Bench(small(), token=lambda chunk: EOS)
+    bench.submit(request("a", 3, 5), request("b", 3, 5, ignore_eos=True), request("c", 3, 5, min_tokens=2))
+    bench.step()
+    draws = {c.seq: c.draw for c in bench.plans[0].chunks}
+    assert draws[0].banned == () and draws[1].banned == () and draws[2].banned == (EOS,)  # type: ignore[union-attr]
+    bench.run()
+    assert bench.output("a") == [EOS] and bench.end("a").reason is FinishReason.STOP
+    assert bench.output("b") == [EOS] * 5 and bench.end("b").reason is FinishReason.LENGTH
+
+
+def test_stop_token_ids_stop() -> None:
+    bench = Bench(small())
+    bench.submit(request("a", 3, 9, stop_token_ids=(4 * 7,)))
+    bench.run()
+    assert bench.output("a") == [21, 28] and bench.end("a").reason is FinishReason.STOP
+
+
+def test_output_ends_at_max_model_len() -> None:
+    bench = Bench(small(max_model_len=8))
+    bench.submit(request("a", 5, 50))
+    bench.run()
+    assert len(bench.output("a")) == 3 and bench.end("a").reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (request("x", (), 1), "empty"),
+        (request("x", 100, 1), "the prompt has 100 tokens; at most max_model_len - 1 = 99"),
+        (request("x", 60, 39), "needs 98 KV positions; the whole cache holds 80"),
+        (request("x", 3, 1, tier="vip"), "tier: 'vip' is not allowed; one of default"),
+        (request("x", (1, 5000), 1), "outside 0 to 4999"),
+    ],
+)
+def test_what_can_never_run_is_refused_at_once_with_the_numbers(bad: Request, words: str) -> None:
+    bench = Bench(small(num_pages=20, vocab_size=5000 if bad.prompt == (1, 5000) else None))
+    bench.submit(bad)
+    bench.events += bench.engine.take_events()
+    end = bench.end("x")
+    assert isinstance(end, Rejected) and end.reason is RejectReason.INVALID and words in end.message
+    assert bench.engine.idle
+
+
+def test_id_of_a_live_request_is_refused_and_the_live_one_goes_on() -> None:
+    bench = Bench(small())
+    bench.submit(request("a", 3, 4))
+    bench.step()
+    bench.submit(request("a", 3, 4))
+    bench.run()
+    rejected = [e for e in bench.events if isinstance(e, Rejected)]
+    assert len(rejected) == 1 and "in use" in rejected[0].message
+    assert len(bench.output("a")) == 4
+
+
+def test_full_queue_refuses_and_says_what_to_do() -> None:
+    bench = Bench(small(tiers=(TierConfig("default", max_queue=2),), max_num_seqs=1))
+    bench.submit(*(request(n, 3, 2) for n in "abc"))
+    bench.run()
+    end = bench.end("c")
+    assert isinstance(end, Rejected) and end.reason is RejectReason.QUEUE_FULL
+    assert end.message == "queue of tier default is full (2): retry later or raise max_queue"
+    assert isinstance(bench.end("b"), Finished)
+
+
+def test_queue_timeout_fires_at_the_step_whatever_runs() -> None:
+    """Elsewhere a timeout fired only when the request in front ended (10 s asked, 90 s got)."""
+    tiers = (TierConfig("default", queue_timeout=10_000_000),)
+    bench = Bench(small(tiers=tiers, max_num_seqs=1))
+    bench.submit(request("blocker", 3, 60), request("late", 3, 1))
+    bench.run()
+    end = bench.end("late")
+    assert isinstance(end, Rejected) and end.reason is RejectReason.QUEUE_TIMEOUT
+    assert end.time == 10_000_000  # steps take 1 ms: exact to the step
+    assert len(bench.output("blocker")) == 60
+
+
+def test_oldest_goes_first_and_the_youngest_gives_way_when_pages_run_short() -> None:
+    bench = Bench(small(num_pages=6, prefix_cache=False))
+    for name in ("a", "b"):
+        bench.submit(request(name, 8, 8))  # 2 pages each now, 4 at the end
+        bench.now += 1
+    bench.run()
+    assert bench.engine.stats().preemptions >= 1
+    ends = [e.request_id for e in bench.events if isinstance(e, Finished)]
+    assert ends == ["a", "b"]
+    b = bench.end("b")
+    assert isinstance(b, Finished) and b.usage.preemptions >= 1
+    alone = Bench(small(prefix_cache=False))
+    alone.submit(request("b", 8, 8))
+    alone.run()
+    assert bench.output("b") == alone.output("b")
+
+
+def test_a_preempted_request_resumes_before_newer_ones() -> None:
+    bench = Bench(small(num_pages=6, prefix_cache=False))
+    for name in ("a", "b", "c"):
+        bench.submit(request(name, 8, 8))
+        bench.now += 1
+    bench.run()
+    assert [e.request_id for e in bench.events if isinstance(e, Finished)] == ["a", "b", "c"]
+    assert Counter(e.request_id for e in bench.events if isinstance(e, Started)) == {"a": 1, "b": 1, "c": 1}
+
+
+def test_the_watermark_keeps_pages_for_those_that_run() -> None:
+    bench = Bench(small(num_pages=10, watermark=0.2, prefix_cache=False))
+    bench.submit(request("a", 12, 8), request("b", 24, 8))
+    bench.step()
+    bench.step()
+    assert [s.request.id for s in bench.engine.scheduler.running] == ["a"]  # 3 + 6 pages fit, but not 2 more
+    bench.run()
+    assert isinstance(bench.end("b"), Finished)
+
+
+@pytest.mark.parametrize("when", [0, 1, 2, 4])
+def test_cancel_in_every_state_leaves_nothing_behind(when: int) -> None:
+    """0 steps: queued; 1, 2: in a chunked prompt; 4: decoding."""
+    bench = Bench(small(max_num_seqs=2))
+    bench.submit(request("a", 30, 20), request("b", 5, 4))
+    for _ in range(when):
+        bench.step()
+    bench.cancel("a")
+    bench.cancel("nobody")
+    bench.run()
+    end = bench.end("a")
+    assert end.reason in (FinishReason.CANCELLED, RejectReason.CANCELLED)
+    assert isinstance(end, Rejected) == (when == 0)
+    assert len(bench.output("b")) == 4
+    assert bench.engine.stats().pages_used == 0
+
+
+def test_cancel_while_preempted() -> None:
+    bench = Bench(small(num_pages=6, prefix_cache=False))
+    for name in ("a", "b"):
+        bench.submit(request(name, 8, 8))
+        bench.now += 1
+    while not bench.engine.stats().preemptions:
+        bench.step()
+    bench.cancel("b")
+    bench.run()
+    end = bench.end("b")
+    assert isinstance(end, Finished) and end.reason is FinishReason.CANCELLED and bench.output("b")
+    assert bench.engine.stats().pages_used == 0
+
+
+def test_a_failed_step_ends_every_request_in_flight_and_trusts_no_page() -> None:
+    bench = Bench(small(max_num_seqs=1))
+    bench.submit(request("a", 9, 5), request("b", 9, 5))
+    bench.step()
+    assert bench.engine.plan(bench.now) is not None
+    bench.engine.fail("it broke", bench.now)
+    bench.engine.check()
+    bench.events += bench.engine.take_events()
+    for name in "ab":
+        end = bench.end(name)
+        assert isinstance(end, Finished) and end.reason is FinishReason.ERROR and end.message == "it broke"
+    stats = bench.engine.stats()
+    assert bench.engine.idle and stats.pages_used == 0 and stats.pages_cached == 0
+    bench.submit(request("c", 9, 2))
+    bench.run()
+    assert len(bench.output("c")) == 2
+
+
+def test_serial_runs_one_at_a_time_and_static_waits_for_the_whole_batch() -> None:
+    def running_per_step(mode: str) -> list[int]:
+        bench = Bench(small(mode=mode, max_num_batched_tokens=64))
+        bench.submit(request("a", 3, 2), request("b", 3, 4), request("c", 3, 2))
+        bench.step()
+        bench.submit(request("d", 3, 2))
+        bench.run()
+        return [len(p.chunks) for p in bench.plans]
+
+    assert running_per_step("serial") == [1] * 10
+    assert running_per_step("static") == [3, 3, 1, 1, 1, 1]  # d waits for b
+    assert running_per_step("continuous") == [3, 4, 2, 1]
+
+
+def test_history_is_given_only_to_draws_with_penalties() -> None:
+    bench = Bench(small())
+    bench.submit(request("a", (1, 2, 3), 3, presence_penalty=1.0), request("b", (4, 5), 3))
+    bench.run()
+    last = {c.seq: c.draw for c in bench.plans[-1].chunks}
+    assert last[0].prompt == (1, 2, 3) and last[0].output == (21, 28)  # type: ignore[union-attr]
+    assert last[1].prompt == () and last[1].output == ()  # type: ignore[union-attr]
+
+
+def test_config_and_sampling_refuse_nonsense_in_one_line() -> None:
+    for change in ({"num_pages": 0}, {"watermark": 1.0}, {"mode": "x"}, {"max_num_batched_tokens": 4}, {"tiers": ()}):
+        with pytest.raises(ConfigError, match=f"^{next(iter(change))}: .* is not allowed; [^\n]+$"):
+            small(**change)
+    assert pages_in(1000, 4, 10) == 25
+    with pytest.raises(ConfigError, match="at least 40 bytes"):
+        pages_in(39, 4, 10)
+    nonsense = [
+        {"max_tokens": 0},
+        {"temperature": float("nan")},
+        {"top_p": 0.0},
+        {"seed": -1},
+        {"stop": ("",)},
+        {"max_tokens": True},
+        {"min_tokens": 99},
+        {"logprobs": 99},
+        {"presence_penalty": 3},
+    ]
+    for bad in nonsense:
+        with pytest.raises(InvalidRequest, match=f"^{next(iter(bad))}: .* is not allowed; [^\n]+$"):
+            SamplingParams(**bad)  # type: ignore[arg-type]
+
+
+Life = st.lists(
+    st.one_of(
+        st.tuples(st.just("submit"), st.integers(1, 30), st.integers(1, 20), st.integers(0, 3)),
+        st.tuples(st.just("cancel"), st.integers(0, 30), st.just(0), st.just(0)),
+        st.tuples(st.just("step"), st.integers(1, 4), st.just(0), st.just(0)),
+        st.tuples(st.just("fail"), st.just(0), st.just(0), st.just(0)),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    life=Life,
+    pages=st.integers(4, 24),
+    page_size=st.integers(1, 5),
+    seqs=st.integers(1, 6),
+    budget=st.integers(6, 30),
+    prefix_cache=st.booleans(),
+    mode=st.sampled_from(["serial", "static", "continuous"]),
+    watermark=st.sampled_from([0.0, 0.1, 0.5]),
+)
+def test_any_life_ends_every_request_once_and_loses_no_page(
+    life: list[tuple[str, int, int, int]],
+    pages: int,
+    page_size: int,
+    seqs: int,
+    budget: int,
+    prefix_cache: bool,
+    mode: str,
+    watermark: float,
+) -> None:
+    """Random arrivals (with shared prefixes), cancels, failures, pool sizes; Bench checks memory at every step."""
+    tiers = (TierConfig("default"), TierConfig("other", queue_timeout=7_000_000, max_queue=3))
+    config = small(
+        num_pages=pages,
+        page_size=page_size,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=budget,
+        prefix_cache=prefix_cache,
+        mode=mode,
+        watermark=watermark,
+        max_model_len=40,
+        tiers=tiers,
+    )
+    bench, count = Bench(config), 0
+    for what, a, b, c in life:
+        if what == "submit":
+            prompt = tuple(range(c * 100, c * 100 + a // 2)) + tuple(range(5000 + count, 5000 + count + a - a // 2))
+            bench.submit(request(f"r{count}", prompt, b, tier="other" if c == 3 else "default"))
+            count += 1
+        elif what == "cancel":
+            bench.cancel(f"r{a}")
+        elif what == "step":
+            for _ in range(a):
+                bench.step()
+        elif bench.engine.plan(bench.now) is not None:
+            bench.engine.fail("broken", bench.now)
+            bench.engine.check()
+    bench.run()
+    for i in range(count):
+        end = bench.end(f"r{i}")
+        if isinstance(end, Finished) and end.reason is FinishReason.LENGTH:
+            first = end.usage.prompt_tokens
+            expected = [p * 7 % 50 for p in range(first, first + end.usage.output_tokens)]
+            assert bench.output(f"r{i}") == expected
+    stats = bench.engine.stats()
+    assert bench.engine.idle and stats.pages_used == 0 and stats.running == 0
+    assert bench.engine.cache.available == pages
