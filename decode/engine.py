@@ -86,8 +86,9 @@ class Engine:
                 continue
             sequence.tokens.append(token)
             self._output_tokens += 1
-            emit(TokenOut(sequence.request.id, token, sequence.output_len - 1, now, extra))
-            if token in sequence.stop_ids:
+            stop = token in sequence.stop_ids
+            emit(TokenOut(sequence.request.id, token, sequence.output_len - 1, now, not stop, extra))
+            if stop:
                 self._finish(sequence, FinishReason.STOP, now)
             elif len(sequence.tokens) >= sequence.limit:
                 self._finish(sequence, FinishReason.LENGTH, now)

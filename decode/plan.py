@@ -105,12 +105,16 @@ class Started(NamedTuple):
 
 
 class TokenOut(NamedTuple):
-    """Event: output token number `index` (from 0) of a request."""
+    """Event: output token number `number` (from 0) of a request.
+
+    `visible` is False for the end-of-sequence or stop token that ends it: no text belongs to that one.
+    """
 
     request_id: str
     token: int
-    index: int  # type: ignore[assignment]  # tuple.index is not needed here
+    number: int
     time: int
+    visible: bool = True
     logprobs: Logprobs | None = None
 
 

@@ -34,6 +34,7 @@ class RejectReason(StrEnum):
     QUEUE_FULL = "queue_full"
     QUEUE_TIMEOUT = "queue_timeout"
     SHUTTING_DOWN = "shutting_down"
+    UNHEALTHY = "unhealthy"  # the engine is down and being brought back
     CANCELLED = "cancelled"  # cancelled while it waited
 
 

@@ -1,0 +1,80 @@
+"""Puts a service together from a built model directory and options: memory becomes pages, parts meet once, here.
+
+The only place that knows both the executor and the engine's configuration. Must not know Triton or the SLA file.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from decode.config import ConfigError, EngineConfig, pages_in
+from decode.engine import Engine
+from decode.executors.model_config import ModelConfig
+from decode.executors.torch_paged import TorchExecutor
+from decode.options import ServiceOptions
+from decode.service import Service
+from decode.text import Tokenizer
+
+KV_BYTES = {"fp32": 4, "int8": 4, "bf16": 2, "fp16": 2}  # per element; int8 is a weight format only
+DEFAULT_MODEL_LEN = 4096
+ACTIVATIONS = 2**30  # bytes kept free on a card for what a step allocates
+
+
+def engine_config(model: ModelConfig, options: ServiceOptions) -> EngineConfig:
+    """Limits for this model on this memory. Raises ConfigError when they contradict each other."""
+    length = options.max_model_len or min(DEFAULT_MODEL_LEN, model.max_position_embeddings)
+    if length > model.max_position_embeddings:
+        raise ConfigError(
+            f"max_model_len: {length} is not allowed; the model was made for at most {model.max_position_embeddings}"
+        )
+    per_token = model.kv_bytes_per_token(KV_BYTES[options.weights])
+    return EngineConfig(
+        num_pages=pages_in(_kv_memory(model, options), options.page_size, per_token),
+        page_size=options.page_size,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_model_len=length,
+        watermark=options.watermark,
+        prefix_cache=options.prefix_cache,
+        mode=options.mode,
+        tiers=options.tiers,
+        eos_token_ids=model.eos_token_ids,
+        vocab_size=model.vocab_size,
+    )
+
+
+def build_executor(model_dir: Path, config: EngineConfig, options: ServiceOptions) -> TorchExecutor:
+    """Load the weights and warm up; takes seconds."""
+    executor = TorchExecutor(
+        model_dir,
+        num_pages=config.num_pages,
+        page_size=config.page_size,
+        device=options.device,
+        weights=options.weights,
+        threads=options.threads or None,
+    )
+    executor.warmup()
+    return executor
+
+
+def build_service(model_dir: Path, options: ServiceOptions) -> Service:
+    """A running service. Raises ModelError or ConfigError, one line each."""
+    config = engine_config(ModelConfig.read(model_dir), options)
+    tokenizer = Tokenizer.load(model_dir)
+    return Service(Engine(config), build_executor(model_dir, config, options), tokenizer)
+
+
+def _kv_memory(model: ModelConfig, options: ServiceOptions) -> int:
+    if options.device == "cpu":
+        return options.kv_cache_memory
+    import torch
+
+    total = torch.cuda.get_device_properties(options.device).total_memory
+    weights = model.num_parameters * KV_BYTES[options.weights]
+    memory = int(total * options.gpu_memory_utilization) - weights - ACTIVATIONS
+    if memory <= 0:
+        raise ConfigError(
+            f"gpu_memory_utilization: {options.gpu_memory_utilization} of {total >> 20} MiB leaves nothing for KV pages "
+            f"beside {weights >> 20} MiB of weights; raise it or take smaller weights"
+        )
+    return memory

@@ -1,0 +1,147 @@
+"""What an operator sets, as it stands in a model's `config.pbtxt` parameters: text in, frozen limits out.
+
+Must not know tensors or Triton: it gets a plain dict of strings.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
+
+from decode.config import NS, ConfigError, Mode, TierConfig
+
+Weights = Literal["fp32", "bf16", "fp16", "int8"]
+_SIZE = re.compile(r"(\d+)(KiB|MiB|GiB)")
+_UNIT = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceOptions:
+    """Options of one served model. Names are those users know from vLLM where vLLM has them."""
+
+    max_num_seqs: int = 32
+    max_num_batched_tokens: int = 256
+    max_model_len: int | None = None  # None = the model's own limit, at most 4096
+    kv_cache_memory: int = 2 * 2**30  # bytes, on CPU
+    gpu_memory_utilization: float = 0.8  # share of the card that weights and KV pages may take
+    page_size: int = 16
+    watermark: float = 0.01
+    prefix_cache: bool = True
+    mode: Mode = "continuous"
+    weights: Weights = "fp32"
+    device: str = "cpu"
+    threads: int = 0  # 0 = all cores
+    default_tier: str = ""  # of requests that name none; empty = the first declared
+    tiers: tuple[TierConfig, ...] = (TierConfig("default"),)
+
+    def __post_init__(self) -> None:
+        names = [t.name for t in self.tiers]
+        if self.default_tier and self.default_tier not in names:
+            raise ConfigError(f"default_tier: {self.default_tier!r} is not allowed; one of {', '.join(names)}")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(
+                f"gpu_memory_utilization: {self.gpu_memory_utilization} is not allowed; a share in (0, 1]"
+            )
+
+    @property
+    def tier(self) -> str:
+        """The tier of a request that names none."""
+        return self.default_tier or self.tiers[0].name
+
+    @classmethod
+    def from_parameters(cls, parameters: dict[str, str]) -> ServiceOptions:
+        """Parse `config.pbtxt` parameters. Raises ConfigError naming the parameter, its value and what is allowed."""
+        known = {f.name for f in fields(cls)}
+        unknown = sorted(set(parameters) - known)
+        if unknown:
+            raise ConfigError(f"parameters.{unknown[0]}: unknown; one of {', '.join(sorted(known))}")
+        return cls(**{name: _PARSERS.get(name, _count)(name, text.strip()) for name, text in parameters.items()})
+
+
+def _refuse(name: str, text: str, allowed: str) -> ConfigError:
+    return ConfigError(f"parameters.{name}: {text!r} is not allowed; {allowed}")
+
+
+def _count(name: str, text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise _refuse(name, text, "a whole number")
+    return int(text)
+
+
+def _share(name: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise _refuse(name, text, "a share from 0 to 1")
+    return value
+
+
+def _size(name: str, text: str) -> int:
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise _refuse(name, text, "a whole number with KiB, MiB or GiB, such as 2GiB")
+    return int(match[1]) * _UNIT[match[2]]
+
+
+def _flag(name: str, text: str) -> bool:
+    if text not in ("true", "false"):
+        raise _refuse(name, text, "true or false")
+    return text == "true"
+
+
+def _one_of(*allowed: str) -> Any:
+    def parse(name: str, text: str) -> str:
+        if text not in allowed:
+            raise _refuse(name, text, f"one of {', '.join(allowed)}")
+        return text
+
+    return parse
+
+
+def _device(name: str, text: str) -> str:
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", text):
+        raise _refuse(name, text, "cpu, cuda or cuda:N")
+    return text
+
+
+def _tiers(name: str, text: str) -> tuple[TierConfig, ...]:
+    """`{"interactive": {"queue_timeout_ms": 2000, "max_queue": 64}, "api": {}}`; order is kept."""
+    allowed = 'a JSON object of tiers, such as {"interactive": {"queue_timeout_ms": 2000, "max_queue": 64}}'
+    try:
+        raw = json.loads(text)
+    except ValueError:
+        raise _refuse(name, text, allowed) from None
+    if not isinstance(raw, dict) or not raw:
+        raise _refuse(name, text, allowed)
+    return tuple(_tier(f"{name}.{tier}", values) for tier, values in raw.items())
+
+
+def _tier(path: str, values: object) -> TierConfig:
+    if not isinstance(values, dict) or set(values) - {"queue_timeout_ms", "max_queue"}:
+        raise _refuse(path, json.dumps(values), "an object with queue_timeout_ms and max_queue, both optional")
+    for key, value in values.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise _refuse(f"{path}.{key}", json.dumps(value), "a whole number >= 0")
+    timeout = values.get("queue_timeout_ms")
+    return TierConfig(
+        path.partition(".")[2],
+        queue_timeout=None if timeout is None else timeout * NS // 1000,
+        max_queue=values.get("max_queue"),
+    )
+
+
+_PARSERS: dict[str, Any] = {
+    "kv_cache_memory": _size,
+    "gpu_memory_utilization": _share,
+    "watermark": _share,
+    "prefix_cache": _flag,
+    "mode": _one_of(*get_args(Mode)),
+    "weights": _one_of(*get_args(Weights)),
+    "device": _device,
+    "default_tier": lambda name, text: text,
+    "tiers": _tiers,
+}
