@@ -74,7 +74,7 @@ def _kv_memory(model: ModelConfig, options: ServiceOptions) -> int:
     memory = int(total * options.gpu_memory_utilization) - weights - ACTIVATIONS
     if memory <= 0:
         raise ConfigError(
-            f"gpu_memory_utilization: {options.gpu_memory_utilization} of {total >> 20} MiB leaves nothing for KV pages "
-            f"beside {weights >> 20} MiB of weights; raise it or take smaller weights"
+            f"gpu_memory_utilization: {options.gpu_memory_utilization} of {total >> 20} MiB leaves nothing for KV "
+            f"pages beside {weights >> 20} MiB of weights; raise it or take smaller weights"
         )
     return memory

@@ -1,0 +1,163 @@
+"""`gapless bench engine`: the decode loop without Triton on a workload file, alternatives in turn, several times."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import replace
+from fractions import Fraction
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from decode import bench
+from decode.assembly import build_executor, engine_config
+from decode.config import EngineConfig
+from decode.executors.model_config import ModelConfig
+from decode.executors.torch_paged import TorchExecutor
+from decode.options import ServiceOptions
+from gapless.errors import UsageError
+from gapless.machine import describe
+from loadtest.percentiles import percentile
+
+app = typer.Typer(no_args_is_help=True, help="Measure the engine on this machine.")
+
+
+@app.callback()
+def _group() -> None:
+    """Keeps `engine` a sub-command while it is the only one."""
+
+
+@app.command()
+def engine(
+    workload: Annotated[Path, typer.Argument(help="Workload file: prompt token ids and output lengths.")],
+    model_dir: Annotated[Path, typer.Option(help="What `gapless build` wrote.")] = Path("model_repository/chat/1"),
+    concurrency: Annotated[str, typer.Option(help="Values of max_num_seqs, comma separated.")] = "1,8,32",
+    mode: Annotated[str, typer.Option(help="serial, static, continuous; comma separated.")] = "continuous",
+    prefix_cache: Annotated[str, typer.Option(help="on, off; comma separated.")] = "on,off",
+    weights: Annotated[str, typer.Option(help="fp32, int8, bf16, fp16; comma separated.")] = "fp32",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N.")] = "cpu",
+    threads: Annotated[int, typer.Option(help="0 = all cores.")] = 0,
+    max_num_batched_tokens: Annotated[int, typer.Option()] = 256,
+    kv_cache_memory: Annotated[int, typer.Option(help="MiB of KV pages (CPU).")] = 2048,
+    limit: Annotated[int | None, typer.Option(help="Only the first N requests.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Poisson arrivals per second; default: all at once.")] = None,
+    repeat: Annotated[int, typer.Option(help="Runs of each alternative, taken in turn.")] = 3,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write all results here.")] = None,
+) -> None:
+    """Replay a workload at each concurrency, mode, cache setting and weight format; print medians, write everything."""
+    work = bench.Workload.read(workload, limit)
+    base = ServiceOptions(
+        device=device,
+        threads=threads,
+        max_num_batched_tokens=max_num_batched_tokens,
+        kv_cache_memory=kv_cache_memory * 2**20,
+    )
+    cases = [
+        replace(base, mode=m, max_num_seqs=c, prefix_cache=p == "on", weights=w)
+        for w, m, p, c in product(
+            _choices("weights", weights, ("fp32", "int8", "bf16", "fp16")),
+            _choices("mode", mode, ("serial", "static", "continuous")),
+            _choices("prefix-cache", prefix_cache, ("on", "off")),
+            _numbers("concurrency", concurrency),
+        )
+        if m != "serial" or c == 1
+    ]
+    console = Console()
+    results = _run_all(work, model_dir, cases, repeat, rate, console)
+    console.print(_table(results))
+    if json_file is not None:
+        head = {"machine": describe(), "workload": workload.name, "requests": len(work.requests), "rate_per_s": rate}
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+        json_file.write_text(json.dumps({**head, "results": results}, indent=1) + "\n", encoding="utf-8")
+
+
+def _choices(name: str, text: str, allowed: tuple[str, ...]) -> list[Any]:
+    values = text.split(",")
+    for value in values:
+        if value not in allowed:
+            raise UsageError(f"--{name}: {value!r} is not allowed; {', '.join(allowed)}")
+    return values
+
+
+def _numbers(name: str, text: str) -> list[int]:
+    if not all(part.isdigit() and int(part) > 0 for part in text.split(",")):
+        raise UsageError(f"--{name}: {text!r} is not allowed; whole numbers >= 1, comma separated")
+    return [int(part) for part in text.split(",")]
+
+
+def _run_all(
+    work: bench.Workload,
+    model_dir: Path,
+    cases: list[ServiceOptions],
+    repeat: int,
+    rate: float | None,
+    console: Console,
+) -> list[dict[str, Any]]:
+    """Every case once, then every case again …: noise of the machine falls on all alike."""
+    model = ModelConfig.read(model_dir)
+    executors: dict[str, TorchExecutor] = {}
+    runs: list[list[dict[str, Any]]] = [[] for _ in cases]
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("replaying", total=repeat * len(cases))
+        for _ in range(repeat):
+            for at, case in enumerate(cases):
+                config: EngineConfig = engine_config(model, case)
+                if case.weights not in executors:
+                    executors[case.weights] = build_executor(model_dir, config, case)
+                progress.update(task, description=_name(case))
+                run = bench.measure(work, config, executors[case.weights], rate)
+                runs[at].append(bench.summary(run, work, lambda ordered, q: percentile(ordered, Fraction(str(q)))))
+                progress.advance(task)
+    return [_merge(case, group) for case, group in zip(cases, runs, strict=True)]
+
+
+def _name(case: ServiceOptions) -> str:
+    cache = "cached" if case.prefix_cache else "uncached"
+    return f"{case.weights} {case.mode} C={case.max_num_seqs} {cache}"
+
+
+def _merge(case: ServiceOptions, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    rates = sorted(r["output_tokens_per_s"] for r in runs)
+    middle = min(runs, key=lambda r: abs(r["output_tokens_per_s"] - statistics.median(rates)))
+    return {
+        "weights": case.weights,
+        "mode": case.mode,
+        "concurrency": case.max_num_seqs,
+        "prefix_cache": case.prefix_cache,
+        "max_num_batched_tokens": case.max_num_batched_tokens,
+        "device": case.device,
+        "output_tokens_per_s": {"median": statistics.median(rates), "min": rates[0], "max": rates[-1]},
+        "median_run": middle,
+        "runs": runs,
+    }
+
+
+def _table(results: list[dict[str, Any]]) -> Table:
+    table = Table(title="output tokens/s: median [min to max]; times in ms, of the median run")
+    for name in ("weights", "mode", "C", "prefix cache", "tokens/s", "req/s", "TTFT P50/P99", "ITL P50/P99"):
+        table.add_column(name)
+    for name in ("linear", "attention", "sampling", "other", "scheduling"):
+        table.add_column(name, justify="right")
+    table.add_column("peak MiB", justify="right")
+    for row in results:
+        rate, run = row["output_tokens_per_s"], row["median_run"]
+        parts = [run["step_ms"].get(p) for p in ("linear", "attention", "sampling", "other", "scheduling")]
+        table.add_row(
+            row["weights"],
+            row["mode"],
+            str(row["concurrency"]),
+            "on" if row["prefix_cache"] else "off",
+            f"{rate['median']:.1f} [{rate['min']:.1f} to {rate['max']:.1f}]",
+            f"{run['requests_per_s']:.2f}",
+            f"{run['ttft_ms']['p50']:.0f}/{run['ttft_ms']['p99']:.0f}",
+            f"{run['itl_ms']['p50']:.1f}/{run['itl_ms']['p99']:.1f}",
+            *("-" if p is None else f"{p:.2f}" for p in parts),
+            str(run["peak_rss_mib"]),
+        )
+    return table
