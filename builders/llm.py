@@ -76,7 +76,7 @@ def build_llm(
 ) -> Built:
     """Build `source` into the directory `out`, unless it is there already and nothing changed.
 
-    `check` may look at the finished files before they are moved into place, and refuse them by raising.
+    `check` may look at the finished files before they are moved into place, and refuse them by raising ValueError.
     Raises BuildError; `out` is then as it was.
     """
     started = time.monotonic()
@@ -94,8 +94,7 @@ def build_llm(
             summary = _summary_of(model)
             with _scratch_in(out, summary["num_bytes"]) as scratch:
                 _write(model, scratch, progress)
-                if check is not None:
-                    check(scratch)
+                _accepted(check, scratch, path)
                 sizes = {file.name: file.stat().st_size for file in scratch.iterdir()}
                 record = {"format": FORMAT, "source": source, "files": files, "built": sizes, "summary": summary}
                 (scratch / STAMP).write_text(json.dumps(record, indent=1) + "\n")
@@ -155,6 +154,14 @@ def _write(model: _Model, scratch: Path, progress: Progress) -> None:
     (scratch / "tokenizer.json").write_text(model.tokenizer, "utf-8")
     if model.chat_template is not None:
         (scratch / "chat_template.jinja").write_text(model.chat_template, "utf-8")
+
+
+def _accepted(check: Callable[[Path], None] | None, scratch: Path, source: Path) -> None:
+    try:
+        if check is not None:
+            check(scratch)
+    except ValueError as error:  # say which source is at fault; the scratch files will be gone
+        raise BuildError(str(error).replace(str(scratch), str(source))) from None
 
 
 def _move(scratch: Path, out: Path) -> None:

@@ -1,0 +1,103 @@
+"""Between text and tokens: the tokenizer of a built model, for prompts in and for text out.
+
+Needs `tokenizers` and Jinja only; must not know Triton, tensors or scheduling. A Tokenizer is shared by all requests
+and threads; a Detokenizer and StopStrings belong to one request each and are used by one thread at a time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import tokenizers
+
+from decode.chat_template import ChatTemplate
+from decode.detokenizer import Decoding, Detokenizer, Piece
+from decode.executors.model_config import ModelError
+from decode.stop_strings import StopStrings
+from decode.types import InvalidRequest
+
+__all__ = ["Detokenizer", "StopStrings", "Tokenizer"]
+
+
+class Tokenizer:
+    """The tokenizer of a built model and its chat template."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, decoding: Decoding, template: ChatTemplate | None) -> None:
+        backend.no_truncation()  # limits that were saved with the tokenizer are not the server's
+        backend.no_padding()
+        self.decoding = decoding
+        self._backend = backend
+        self._template = template
+        self._special = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
+        self._pieces: dict[int, Piece] = {}
+
+    @classmethod
+    def load(cls, directory: Path | str) -> Tokenizer:
+        """Read tokenizer.json, config.json and chat_template.jinja. Raises ModelError naming the file at fault."""
+        home = Path(directory)
+        path = home / "tokenizer.json"
+        text = _read(path)
+        try:
+            backend = tokenizers.Tokenizer.from_str(text)
+            decoding = Decoding.of(json.loads(text).get("decoder"))
+        except Exception as error:  # the library has no narrower class
+            raise ModelError(f"{path}: {error}") from None
+        path = home / "chat_template.jinja"
+        try:
+            special = json.loads(_read(home / "config.json")).get("special_tokens") or {}
+            template = ChatTemplate(_read(path), special) if path.exists() else None
+        except jinja2.TemplateSyntaxError as error:
+            raise ModelError(f"{path}: line {error.lineno}: {error.message}") from None
+        return cls(backend, decoding, template)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._template is not None
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Token ids of plain text, begun as the model was trained (BOS or not). Special tokens in it are parsed.
+
+        Raises InvalidRequest when the text is not valid Unicode.
+        """
+        return self._encode(text, add_special_tokens=True)
+
+    def encode_chat(self, messages: list[dict[str, Any]]) -> tuple[int, ...]:
+        """Token ids of a conversation up to where the assistant speaks; the template alone decides about BOS.
+
+        Raises InvalidRequest naming the message at fault.
+        """
+        if self._template is None:
+            raise InvalidRequest("messages: this model has no chat template; send text_input instead")
+        return self._encode(self._template.render(messages), add_special_tokens=False)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of tokens, special ones left out."""
+        return self._backend.decode(list(tokens), skip_special_tokens=True)
+
+    def piece(self, token: int) -> Piece:
+        """What a token adds to a text; nothing for a special or unknown one."""
+        piece = self._pieces.get(token)
+        if piece is None:
+            text = None if token in self._special else self._backend.id_to_token(token)
+            piece = self._pieces[token] = self.decoding.piece(text or "")
+        return piece
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(f"text: character {error.start} is half a surrogate pair; valid Unicode") from None
+        return tuple(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ModelError(f"{path}: no such file; run `gapless build` first") from None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path}: cannot be read: {error}") from None
