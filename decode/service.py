@@ -19,7 +19,8 @@ from decode.driver import Driver, Observer
 from decode.engine import Engine, Stats
 from decode.executors.base import Executor
 from decode.plan import Cancel, Event, Finished, Input, Logprobs, Rejected, Started, Submit, TokenOut
-from decode.text import Detokenizer, StopStrings, Tokenizer
+from decode.stop_strings import StopStrings
+from decode.text import Detokenizer, Tokenizer
 from decode.types import FinishReason, RejectReason, Request, Usage
 
 MAX_FAILURES = 3  # steps that raise in a row before the engine counts as broken

@@ -1,0 +1,235 @@
+"""The service's threads on a scripted executor with the real tokenizer: text, stop strings, errors, draining."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from decode.config import EngineConfig, TierConfig
+from decode.engine import Engine
+from decode.executors.scripted import ScriptedExecutor
+from decode.plan import Chunk, StepPlan, StepResult
+from decode.service import MAX_FAILURES, Output, Service
+from decode.text import Tokenizer
+from decode.types import FinishReason, RejectReason, Request, SamplingParams
+
+TEXT = "Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich. 👩‍🚀 done, and on it goes without an end."
+
+
+@pytest.fixture(scope="module")
+def tokenizer(smollm2_dir: Path) -> Tokenizer:
+    return Tokenizer.load(smollm2_dir)
+
+
+class Collected:
+    """One client: its outputs, and a flag for the last."""
+
+    def __init__(self) -> None:
+        self.outputs: list[Output] = []
+        self.ended = threading.Event()
+        self.threads: set[str] = set()
+
+    def __call__(self, output: Output) -> None:
+        assert not self.ended.is_set(), "an output after the last"
+        self.outputs.append(output)
+        self.threads.add(threading.current_thread().name)
+        if output.final:
+            self.ended.set()
+
+    def wait(self) -> Output:
+        assert self.ended.wait(20), "the request never ended"
+        return self.outputs[-1]
+
+    @property
+    def text(self) -> str:
+        return "".join(o.text for o in self.outputs)
+
+    @property
+    def tokens(self) -> list[int]:
+        return [t for o in self.outputs for t in o.tokens]
+
+
+class Slow(ScriptedExecutor):
+    """Takes real time, so that requests overlap with what the test does."""
+
+    def __init__(self, token: Callable[[Chunk], int], seconds: float = 0.002) -> None:
+        super().__init__(token)
+        self.seconds = seconds
+        self.plans: list[StepPlan] = []
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        time.sleep(self.seconds)
+        self.plans.append(plan)
+        return super().execute(plan)
+
+
+def script(tokenizer: Tokenizer, prompt: int) -> Callable[[Chunk], int]:
+    """Says TEXT again and again after a prompt of `prompt` tokens."""
+    ids = tokenizer.encode(TEXT)
+    return lambda chunk: ids[(chunk.draw.position - prompt) % len(ids)]  # type: ignore[union-attr]
+
+
+CONFIG = EngineConfig(
+    num_pages=200, page_size=8, max_num_seqs=8, max_model_len=500, tiers=(TierConfig("default"), TierConfig("low"))
+)
+
+
+@pytest.fixture
+def start(tokenizer: Tokenizer) -> Iterator[Callable[[ScriptedExecutor], Service]]:
+    services: list[Service] = []
+
+    def make(executor: ScriptedExecutor) -> Service:
+        services.append(Service(Engine(CONFIG), executor, tokenizer))
+        return services[-1]
+
+    yield make
+    for service in services:
+        service.close(0)
+
+
+def ask(name: str, out: int, **sampling: object) -> Request:
+    return Request(name, (5, 6, 7), SamplingParams(max_tokens=out, seed=0, **sampling))  # type: ignore[arg-type]
+
+
+def test_text_arrives_in_pieces_that_add_up(tokenizer: Tokenizer, start: Callable[..., Service]) -> None:
+    ids = tokenizer.encode(TEXT)
+    service, client = start(Slow(script(tokenizer, 3))), Collected()
+    service.submit(ask("a", len(ids)), client)
+    last = client.wait()
+    assert client.text == TEXT and client.tokens == list(ids)
+    assert last.finish_reason is FinishReason.LENGTH and len(client.outputs) > 5
+    assert last.usage is not None and last.usage.output_tokens == len(ids)
+    assert client.threads == {"gapless-send"}
+    assert last.ttft is not None and last.e2e is not None and last.queue is not None
+    assert 0 <= last.queue <= last.ttft <= last.e2e and len(last.itl) == len(ids) - 1
+    assert last.ttft + sum(last.itl) <= last.e2e
+
+
+def test_a_stop_string_cuts_the_text_and_ends_the_request_in_the_engine(
+    tokenizer: Tokenizer, start: Callable[..., Service]
+) -> None:
+    executor = Slow(script(tokenizer, 3))
+    service, client = start(executor), Collected()
+    service.submit(ask("a", 400, stop=("nowhere", "Sylter De")), client)
+    last = client.wait()
+    assert client.text == TEXT[: TEXT.index("Sylter De")]
+    assert last.finish_reason is FinishReason.STOP and last.usage is not None
+    assert last.usage.output_tokens == len(client.tokens)
+    while service.stats().running:
+        time.sleep(0.001)
+    assert len(executor.plans) < len(client.tokens) + 20  # it did not go on to 400
+    again = Collected()
+    service.submit(ask("a", 2), again)  # its id is free again
+    assert again.wait().finish_reason is FinishReason.LENGTH
+
+
+def test_a_slow_client_stalls_neither_steps_nor_loses_tokens(
+    tokenizer: Tokenizer, start: Callable[..., Service]
+) -> None:
+    executor = Slow(script(tokenizer, 3), seconds=0.001)
+    service, client = start(executor), Collected()
+
+    def slow(output: Output) -> None:
+        time.sleep(0.2)
+        client(output)
+
+    service.submit(ask("a", 100), slow)
+    client.wait()
+    assert len(client.tokens) == 100
+    assert len(client.outputs) < 50  # what piled up went out together
+
+
+def test_a_client_that_raises_ends_only_itself(tokenizer: Tokenizer, start: Callable[..., Service]) -> None:
+    service, good = start(Slow(script(tokenizer, 3))), Collected()
+
+    def broken(output: Output) -> None:
+        raise OSError("gone")
+
+    service.submit(ask("bad", 400), broken)
+    service.submit(ask("good", 30), good)
+    assert good.wait().finish_reason is FinishReason.LENGTH
+    while service.stats().running:
+        time.sleep(0.001)
+    assert service.stats().output_tokens < 200
+
+
+def test_an_id_in_use_is_refused_and_its_owner_goes_on(tokenizer: Tokenizer, start: Callable[..., Service]) -> None:
+    service, first, second = start(Slow(script(tokenizer, 3))), Collected(), Collected()
+    service.submit(ask("a", 50), first)
+    service.submit(ask("a", 50), second)
+    assert second.wait().reject is RejectReason.INVALID
+    assert first.wait().finish_reason is FinishReason.LENGTH and len(first.tokens) == 50
+
+
+def test_a_step_that_raises_gives_its_error_to_all_in_flight_and_service_goes_on(
+    tokenizer: Tokenizer, start: Callable[..., Service]
+) -> None:
+    class Once(Slow):
+        broken = False
+
+        def execute(self, plan: StepPlan) -> StepResult:
+            if len(self.plans) == 5 and not self.broken:
+                self.broken = True
+                raise ArithmeticError("no more numbers")
+            return super().execute(plan)
+
+    service = start(Once(script(tokenizer, 3)))
+    clients = [Collected() for _ in range(3)]
+    for i, client in enumerate(clients):
+        service.submit(ask(f"r{i}", 300), client)
+    for client in clients:
+        last = client.wait()
+        assert last.finish_reason is FinishReason.ERROR and "ArithmeticError: no more numbers" in last.message
+    after = Collected()
+    service.submit(ask("after", 3), after)
+    assert after.wait().finish_reason is FinishReason.LENGTH and service.healthy
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_engine_that_keeps_failing_turns_unhealthy_and_leaves_nobody_waiting(
+    tokenizer: Tokenizer, start: Callable[..., Service]
+) -> None:
+    class Broken(Slow):
+        def execute(self, plan: StepPlan) -> StepResult:
+            raise ArithmeticError("for good")
+
+    service = start(Broken(script(tokenizer, 3)))
+    for i in range(MAX_FAILURES):
+        client = Collected()
+        service.submit(ask(f"r{i}", 5), client)
+        assert client.wait().finish_reason is FinishReason.ERROR
+    deadline = time.monotonic() + 10
+    while service.healthy and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not service.healthy and service.failure is not None
+    late = Collected()
+    service.submit(ask("late", 5), late)
+    assert late.wait().reject is RejectReason.UNHEALTHY
+
+
+def test_closing_finishes_what_runs_and_refuses_the_rest(tokenizer: Tokenizer, start: Callable[..., Service]) -> None:
+    service, running, late = start(Slow(script(tokenizer, 3))), Collected(), Collected()
+    service.submit(ask("a", 60), running)
+    while not running.outputs:
+        time.sleep(0.001)
+    closer = threading.Thread(target=service.close, args=(20,))
+    closer.start()
+    time.sleep(0.02)
+    service.submit(ask("late", 5), late)
+    assert late.wait().reject is RejectReason.SHUTTING_DOWN
+    assert running.wait().finish_reason is FinishReason.LENGTH and len(running.tokens) == 60
+    closer.join(20)
+    assert not closer.is_alive()
+
+
+def test_closing_cancels_what_outlasts_the_drain(tokenizer: Tokenizer, start: Callable[..., Service]) -> None:
+    service, client = start(Slow(script(tokenizer, 3), seconds=0.02)), Collected()
+    service.submit(ask("a", 400), client)
+    while not client.outputs:
+        time.sleep(0.001)
+    service.close(0.05)
+    assert client.wait().finish_reason is FinishReason.CANCELLED
