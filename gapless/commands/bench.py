@@ -70,7 +70,7 @@ def engine(
     ]
     console = Console()
     results = _run_all(work, model_dir, cases, repeat, rate, console)
-    console.print(_table(results))
+    console.print(_rates(results), _split(results), sep="\n\n")
     if json_file is not None:
         head = {"machine": describe(), "workload": workload.name, "requests": len(work.requests), "rate_per_s": rate}
         json_file.parent.mkdir(parents=True, exist_ok=True)
@@ -118,14 +118,15 @@ def _run_all(
 
 
 def _name(case: ServiceOptions) -> str:
-    cache = "cached" if case.prefix_cache else "uncached"
-    return f"{case.weights} {case.mode} C={case.max_num_seqs} {cache}"
+    cache = "cache" if case.prefix_cache else "no cache"
+    return f"{case.weights} {case.mode} {case.max_num_seqs}, {cache}"
 
 
 def _merge(case: ServiceOptions, runs: list[dict[str, Any]]) -> dict[str, Any]:
     rates = sorted(r["output_tokens_per_s"] for r in runs)
     middle = min(runs, key=lambda r: abs(r["output_tokens_per_s"] - statistics.median(rates)))
     return {
+        "case": _name(case),
         "weights": case.weights,
         "mode": case.mode,
         "concurrency": case.max_num_seqs,
@@ -138,26 +139,33 @@ def _merge(case: ServiceOptions, runs: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _table(results: list[dict[str, Any]]) -> Table:
-    table = Table(title="output tokens/s: median [min to max]; times in ms, of the median run")
-    for name in ("weights", "mode", "C", "prefix cache", "tokens/s", "req/s", "TTFT P50/P99", "ITL P50/P99"):
-        table.add_column(name)
-    for name in ("linear", "attention", "sampling", "other", "scheduling"):
-        table.add_column(name, justify="right")
-    table.add_column("peak MiB", justify="right")
+PARTS = ("linear", "attention", "sampling", "other", "scheduling")
+
+
+def _rates(results: list[dict[str, Any]]) -> Table:
+    table = Table(title="Output tokens/s: median (min-max); latencies of the median run, P50/P99 in ms", box=None)
+    for name in ("case", "tokens/s", "req/s", "TTFT", "ITL", "peak MiB"):
+        table.add_column(name, justify="left" if name == "case" else "right", no_wrap=True)
     for row in results:
         rate, run = row["output_tokens_per_s"], row["median_run"]
-        parts = [run["step_ms"].get(p) for p in ("linear", "attention", "sampling", "other", "scheduling")]
         table.add_row(
-            row["weights"],
-            row["mode"],
-            str(row["concurrency"]),
-            "on" if row["prefix_cache"] else "off",
-            f"{rate['median']:.1f} [{rate['min']:.1f} to {rate['max']:.1f}]",
+            row["case"],
+            f"{rate['median']:.1f} ({rate['min']:.0f}-{rate['max']:.0f})",
             f"{run['requests_per_s']:.2f}",
             f"{run['ttft_ms']['p50']:.0f}/{run['ttft_ms']['p99']:.0f}",
             f"{run['itl_ms']['p50']:.1f}/{run['itl_ms']['p99']:.1f}",
-            *("-" if p is None else f"{p:.2f}" for p in parts),
             str(run["peak_rss_mib"]),
         )
+    return table
+
+
+def _split(results: list[dict[str, Any]]) -> Table:
+    table = Table(title="Where a step's time goes, ms per step on average, and the scheduler's share", box=None)
+    for name in ("case", *PARTS, "share"):
+        table.add_column(name, justify="left" if name == "case" else "right", no_wrap=True)
+    for row in results:
+        split = row["median_run"]["step_ms"]
+        total = sum(split.values())
+        parts = [f"{split[p]:.2f}" if p in split else "-" for p in PARTS]
+        table.add_row(row["case"], *parts, f"{split['scheduling'] / total:.2%}")
     return table
