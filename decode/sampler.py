@@ -49,6 +49,7 @@ class Sampler:
         self._work = torch.empty(2, 0, vocab_size, device=self._device)
         self._cdf = torch.empty(0, vocab_size, dtype=torch.float64, device=self._device)
 
+    @torch.inference_mode()  # logits of a forward in that mode can be overwritten in that mode only
     def draw(self, logits: Tensor, draws: Sequence[Draw]) -> tuple[tuple[int, ...], tuple[Logprobs | None, ...]]:
         """Draw one token per row of `logits` ([n, vocab_size] float32, overwritten) as `draws[row]` says.
 

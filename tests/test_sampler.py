@@ -374,3 +374,11 @@ def test_no_logprobs_asked_gives_an_empty_tuple_and_no_rows_give_nothing() -> No
     sampler = Sampler(5, "cpu")
     assert sampler.draw(torch.zeros(2, 5), [Draw(GREEDY, 1)] * 2) == ((0, 0), ())
     assert sampler.draw(torch.zeros(0, 5), []) == ((), ())
+
+
+def test_logits_of_a_forward_in_inference_mode_can_be_penalised_and_sampled() -> None:
+    with torch.inference_mode():
+        logits = torch.zeros(2, 6)
+    params = SamplingParams(seed=1, repetition_penalty=1.2, top_p=0.9, logprobs=1)
+    tokens, _ = Sampler(6, "cpu").draw(logits, [Draw(params, 3, (0,), (1, 2), (3,)), Draw(GREEDY, 3)])
+    assert tokens[0] in range(1, 6) and tokens[1] == 0
