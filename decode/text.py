@@ -63,7 +63,7 @@ class Tokenizer:
 
         Raises InvalidRequest when the text is not valid Unicode.
         """
-        return self._encode(text, add_special_tokens=True)
+        return self._encode("text_input", text, add_special_tokens=True)
 
     def encode_chat(self, messages: list[dict[str, Any]]) -> tuple[int, ...]:
         """Token ids of a conversation up to where the assistant speaks; the template alone decides about BOS.
@@ -72,7 +72,7 @@ class Tokenizer:
         """
         if self._template is None:
             raise InvalidRequest("messages: this model has no chat template; send text_input instead")
-        return self._encode(self._template.render(messages), add_special_tokens=False)
+        return self._encode("messages", self._template.render(messages), add_special_tokens=False)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of tokens, special ones left out."""
@@ -86,11 +86,11 @@ class Tokenizer:
             piece = self._pieces[token] = self.decoding.piece(text or "")
         return piece
 
-    def _encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+    def _encode(self, field: str, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         try:
             text.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidRequest(f"text: character {error.start} is half a surrogate pair; valid Unicode") from None
+        except UnicodeEncodeError:
+            raise InvalidRequest(f"{field}: holds half of a surrogate pair; valid Unicode text") from None
         return tuple(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
 
