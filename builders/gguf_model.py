@@ -51,6 +51,7 @@ class GgufFile:
             raise BuildError(
                 f"{path}: truncated or damaged GGUF file ({size} bytes): {error}".splitlines()[0]
             ) from None
+        self._values: dict[str, Any] = {}
         self.tensors = {tensor.name: tensor for tensor in self._reader.tensors}
         self.architecture = str(self.get("general.architecture"))
         if self.architecture not in ARCHITECTURES:
@@ -61,8 +62,11 @@ class GgufFile:
 
     def get(self, key: str) -> Any:
         """A metadata value as a Python value, None when absent; `{arch}` in the key stands for the architecture."""
-        field = self._reader.fields.get(key.replace("{arch}", getattr(self, "architecture", "")))
-        return None if field is None else field.contents()
+        key = key.replace("{arch}", getattr(self, "architecture", ""))
+        if key not in self._values:  # reading a vocabulary takes a moment
+            field = self._reader.fields.get(key)
+            self._values[key] = None if field is None else field.contents()
+        return self._values[key]
 
     def require(self, key: str) -> Any:
         value = self.get(key)

@@ -74,7 +74,7 @@ def _byte_level(file: GgufFile, vocab: dict[str, int]) -> Tokenizer:
 
 def _sentencepiece(file: GgufFile, vocab: dict[str, int], types: list[int]) -> Tokenizer:
     scores = file.require("tokenizer.ggml.scores")
-    unknown = file.get("tokenizer.ggml.unknown_token_id")
+    unknown = token_id(file, "unknown")
     token_of = {i: token for token, i in vocab.items()}
     pieces = {token: i for token, i in vocab.items() if types[i] in (NORMAL, USER_DEFINED)}
     merges = merges_of_scores(pieces, scores)
@@ -114,7 +114,7 @@ def _add_bos_and_eos(file: GgufFile, tokenizer: Tokenizer, tokens: list[str], ki
     add_bos = file.get("tokenizer.ggml.add_bos_token")
     if add_bos is None:  # llama.cpp's defaults
         add_bos = kind == "llama" or file.get("tokenizer.ggml.pre") in LLAMA_BPE
-    ids = {"bos": file.get("tokenizer.ggml.bos_token_id"), "eos": file.get("tokenizer.ggml.eos_token_id")}
+    ids = {name: token_id(file, name) for name in ("bos", "eos")}
     wanted = {"bos": add_bos, "eos": file.get("tokenizer.ggml.add_eos_token")}
     around = {name: tokens[i] for name, i in ids.items() if i is not None and wanted[name]}
     if around:
@@ -129,11 +129,20 @@ def _add_bos_and_eos(file: GgufFile, tokenizer: Tokenizer, tokens: list[str], ki
 def special_tokens(file: GgufFile) -> dict[str, str]:
     """Strings of the special tokens a chat template may use: bos_token, eos_token, unk_token, pad_token."""
     tokens = file.require("tokenizer.ggml.tokens")
-    ids = {name: file.get(f"tokenizer.ggml.{key}_token_id") for name, key in SPECIAL_KEYS.items()}
-    return {name: tokens[i] for name, i in ids.items() if i is not None and i < len(tokens)}
+    ids = {name: token_id(file, key) for name, key in SPECIAL_KEYS.items()}
+    return {name: tokens[i] for name, i in ids.items() if i is not None}
+
+
+def token_id(file: GgufFile, name: str) -> int | None:
+    """The id of a special token by llama.cpp's name for it (bos, eos, eot …), None when there is none."""
+    key, count = f"tokenizer.ggml.{name}_token_id", len(file.require("tokenizer.ggml.tokens"))
+    value: int | None = file.get(key)
+    if value is not None and not 0 <= value < count:
+        raise BuildError(f"{file.path}: {key}: {value} is not a token; 0 to {count - 1}")
+    return value
 
 
 def eos_token_ids(file: GgufFile) -> list[int]:
     """Every token that ends an answer: end of sequence, of turn, of message."""
-    ids = [file.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    ids = [token_id(file, name) for name in ("eos", "eot", "eom")]
     return list(dict.fromkeys(i for i in ids if i is not None))

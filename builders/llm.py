@@ -116,7 +116,7 @@ def _read(path: Path) -> _Model:
         model = GgufFile(path)
         tokenizer, chat_template = gguf_tokenizer.build_tokenizer(model).to_str(), model.get("tokenizer.chat_template")
         special, eos = gguf_tokenizer.special_tokens(model), gguf_tokenizer.eos_token_ids(model)
-        bos = model.get("tokenizer.ggml.bos_token_id")
+        bos = gguf_tokenizer.token_id(model, "bos")
     config = model.config()
     tensors = _checked(model.open_tensors(config), config, path)
     weights = Counter({DTYPES[t.dtype]: 0 for t in tensors})
