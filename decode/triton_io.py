@@ -1,0 +1,241 @@
+"""The edge to Triton: the only file that knows pb_utils. Tensors in, tensors out, metrics, one house-keeping thread.
+
+Must not know scheduling or how tokens are made; what a request means is decode.protocol's, how it ends decode.frontend's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from decode.frontend import Answer, Client, Fault, Frontend
+from decode.options import ServiceOptions
+from decode.protocol import RawRequest, logprobs_json, usage_json
+from decode.service import Output, Service
+from decode.supervision import OPTIONS, Link, Report
+from observe import metrics
+
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+CODES = {
+    Fault.INVALID: pb_utils.TritonError.INVALID_ARG,
+    Fault.UNAVAILABLE: pb_utils.TritonError.UNAVAILABLE,
+    Fault.CANCELLED: pb_utils.TritonError.CANCELLED,
+    Fault.INTERNAL: pb_utils.TritonError.INTERNAL,
+}
+REPORT_EVERY = 0.5  # seconds between heartbeats and between updates of gauges
+GRACE = 1.0  # seconds a broken service gets to end its requests itself
+
+
+def check_numpy() -> None:
+    """Refuse a numpy that this stub does not understand. Raises RuntimeError.
+
+    A stub built for numpy 1 reads numpy 2 arrays with wrong strides: inputs arrive as zeros, without an error. The same
+    happens to a tensor on its way through DLPack, which needs no request to be seen.
+    """
+    sent = np.arange(1, 9, dtype=np.int64)
+    got = pb_utils.Tensor.from_dlpack("probe", pb_utils.Tensor("probe", sent).to_dlpack()).as_numpy()
+    if got.shape != sent.shape or not (got == sent).all():
+        raise RuntimeError(
+            f"numpy {np.__version__} does not work with this Triton's Python stub (tensors arrive corrupted): "
+            "pip install 'numpy<2'"
+        )
+
+
+def options_from(args: Mapping[str, str]) -> ServiceOptions:
+    """The parameters of config.pbtxt, overridden by the launcher's options. Raises ConfigError."""
+    config = json.loads(args["model_config"])
+    parameters = {name: value["string_value"] for name, value in config.get("parameters", {}).items()}
+    return ServiceOptions.from_parameters(parameters | json.loads(os.environ.get(OPTIONS) or "{}"))
+
+
+def model_dir(args: Mapping[str, str]) -> Path:
+    """The folder of the version being loaded."""
+    return Path(args["model_repository"]) / args["model_version"]
+
+
+def read_request(request: Any) -> RawRequest:
+    """Inputs of a Triton request as plain values; a tensor without elements counts as absent."""
+    found: dict[str, Any] = {}
+    for tensor in request.inputs():
+        values = tensor.as_numpy().reshape(-1)
+        if tensor.name() == "input_ids":
+            found["input_ids"] = tuple(values.tolist())
+        elif values.size:
+            found[tensor.name()] = values[0]
+    for name in ("stream", "exclude_input_in_output"):
+        if name in found:
+            found[name] = bool(found[name])
+    return RawRequest(**found, parameters=request.parameters() or "{}")
+
+
+class TritonClient(Client):
+    """Answers one Triton request through its response sender."""
+
+    def __init__(self, request: Any, service: Service) -> None:
+        self._sender = request.get_response_sender()
+        self._wanted = frozenset(request.requested_output_names())
+        self._service = service
+
+    def answer(self, answer: Answer) -> None:
+        tensors = [_string("text_output", answer.text)]
+        if answer.reason is not None and "finish_reason" in self._wanted:
+            tensors.append(_string("finish_reason", answer.reason))
+        if answer.usage is not None and "usage" in self._wanted:
+            tensors.append(_string("usage", usage_json(answer.usage)))
+        if answer.logprobs and "logprobs" in self._wanted:
+            text = logprobs_json(answer.tokens, answer.logprobs, lambda token: self._service.tokenizer.decode((token,)))
+            tensors.append(_string("logprobs", text))
+        self._sender.send(pb_utils.InferenceResponse(tensors), flags=FINAL if answer.reason is not None else 0)
+
+    def fail(self, fault: Fault, message: str) -> None:
+        error = pb_utils.TritonError(message, CODES[fault])
+        self._sender.send(pb_utils.InferenceResponse(error=error), flags=FINAL)
+
+    def is_cancelled(self) -> bool:
+        return bool(self._sender.is_cancelled())
+
+
+def _string(name: str, text: str) -> Any:
+    return pb_utils.Tensor(name, np.array([text.encode()], dtype=np.object_))
+
+
+class Publisher:
+    """Sets the declared metrics; used by the house-keeping thread only, except `observe`."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        kinds = {
+            "counter": pb_utils.MetricFamily.COUNTER,
+            "gauge": pb_utils.MetricFamily.GAUGE,
+            "histogram": pb_utils.MetricFamily.HISTOGRAM,
+        }
+        self._families = {
+            m.name: pb_utils.MetricFamily(name=m.name, description=m.help, kind=kinds[m.kind]) for m in metrics.METRICS
+        }
+        self._series: dict[tuple[str, ...], Any] = {}
+        self._counts: dict[tuple[str, ...], int] = {}
+        self._ended: queue.SimpleQueue[tuple[str, Output]] = queue.SimpleQueue()
+
+    def observe(self, tier: str, output: Output) -> None:
+        """Remember how a request ended; any thread."""
+        self._ended.put((tier, output))
+
+    def publish(self, service: Service, healthy: bool) -> None:
+        """Bring every metric up to date."""
+        stats = service.stats()
+        self._of(metrics.HEALTHY).set(float(healthy))
+        self._of(metrics.RUNNING).set(float(stats.running))
+        for tier, count in stats.waiting.items():
+            self._of(metrics.WAITING, tier).set(float(count))
+        self._of(metrics.PAGES_USED).set(float(stats.pages_used))
+        self._of(metrics.PAGES_CACHED).set(float(stats.pages_cached))
+        self._of(metrics.PAGES_TOTAL).set(float(stats.pages_total))
+        self._count(metrics.PREFIX_HITS, stats.prefix_hit_tokens)
+        self._count(metrics.PROMPT_TOKENS, stats.prompt_tokens)
+        self._count(metrics.OUTPUT_TOKENS, stats.output_tokens)
+        self._count(metrics.STEPS, stats.steps)
+        self._count(metrics.PREEMPTIONS, stats.preemptions)
+        while not self._ended.empty():
+            self._request_ended(*self._ended.get())
+
+    def _request_ended(self, tier: str, output: Output) -> None:
+        if output.reject is not None:
+            self._of(metrics.REJECTS, output.reject).increment(1)
+            return
+        self._of(metrics.FINISHED, tier, str(output.finish_reason)).increment(1)
+        for metric, value in ((metrics.QUEUE, output.queue), (metrics.TTFT, output.ttft), (metrics.E2E, output.e2e)):
+            if value is not None:
+                self._of(metric, tier).observe(value / 1e9)
+        for gap in output.itl:
+            self._of(metrics.ITL, tier).observe(gap / 1e9)
+
+    def _count(self, metric: metrics.Metric, total: int) -> None:
+        key = (metric.name,)
+        self._of(metric).increment(float(total - self._counts.get(key, 0)))
+        self._counts[key] = total
+
+    def _of(self, metric: metrics.Metric, *values: str) -> Any:
+        key = (metric.name, *values)
+        series = self._series.get(key)
+        if series is None:
+            labels = {"model": self._model, **dict(zip(metric.labels, values, strict=True))}
+            more = {"buckets": list(metric.buckets)} if metric.kind == "histogram" else {}
+            series = self._series[key] = self._families[metric.name].Metric(labels=labels, **more)
+        return series
+
+
+class ChatModel:
+    """A service behind Triton. `execute` returns at once; answers leave on the service's sender thread."""
+
+    def __init__(self, name: str, service: Service, default_tier: str) -> None:
+        self._name = name
+        self._service = service
+        self._metrics = Publisher(name)
+        self._frontend = Frontend(service, default_tier, self._metrics.observe)
+        self._stop = threading.Event()
+        self._broken_since: float | None = None
+        self._metrics.publish(service, True)
+        self._link = Link.from_environment(self._frontend.drain)
+        self._report()
+        self._keeper = threading.Thread(target=self._keep_house, name="gapless-house", daemon=True)
+        self._keeper.start()
+
+    def execute(self, requests: list[Any]) -> None:
+        for request in requests:
+            first = self._frontend.open == 0
+            self._frontend.take(request.request_id(), read_request(request), TritonClient(request, self._service))
+            if first:
+                self._report()  # the launcher must know that there is something to save
+
+    def is_ready(self) -> bool:
+        """For Triton versions that ask."""
+        return self._frontend.failure is None
+
+    def close(self, drain_timeout: float = 0.0) -> None:
+        """Stop everything; requests still open end with an error."""
+        self._report(leaving=True)
+        self._stop.set()
+        self._keeper.join()
+        self._frontend.drain(drain_timeout)
+        self._metrics.publish(self._service, False)
+        if self._link is not None:
+            self._link.close()
+
+    def _report(self, leaving: bool = False) -> None:
+        if self._link is not None:
+            frontend = self._frontend
+            self._link.send(Report(self._name, os.getpid(), frontend.open, frontend.failure, leaving))
+
+    def _keep_house(self) -> None:
+        """Find clients that left, keep metrics and the launcher informed, end what a broken service left open."""
+        due, pause = 0.0, 0.02
+        while not self._stop.wait(pause):
+            began = time.monotonic()
+            asked = self._frontend.cancel_left()
+            spent = time.monotonic() - began
+            # Asking costs about 0.1 ms of CPU each: at most a tenth of one core goes into it.
+            pause = min(0.25, max(0.02, 10 * spent)) if asked else 0.05
+            if began >= due:
+                due = began + REPORT_EVERY
+                self._metrics.publish(self._service, self._frontend.failure is None)
+                self._report()
+            self._watch(began)
+
+    def _watch(self, now: float) -> None:
+        failure = self._frontend.failure
+        if failure is None:
+            self._broken_since = None
+        elif self._broken_since is None:
+            self._broken_since = now
+            self._report()
+        elif now - self._broken_since > GRACE and self._frontend.open:
+            self._frontend.fail_all(failure)

@@ -1,0 +1,41 @@
+"""What Triton loads: hands requests to decode.triton_io and says in one line why it cannot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
+
+INSTALL = "in the Python that Triton runs: pip install 'gapless[serve]'"
+
+
+class TritonPythonModel:
+    """Decoupled: `execute` takes requests and returns at once."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        try:
+            from decode import triton_io
+            from decode.assembly import build_service
+        except ModuleNotFoundError as error:
+            raise pb_utils.TritonModelException(f"{error.name} is not installed; {INSTALL}") from error
+        folder = triton_io.model_dir(args)
+        if not (folder / "config.json").exists():
+            name = args["model_name"]
+            raise pb_utils.TritonModelException(f"{folder} holds no weights; run gapless build {name}")
+        try:
+            triton_io.check_numpy()
+            options = triton_io.options_from(args)
+            service = build_service(folder, options)
+        except (ValueError, RuntimeError, OSError) as error:
+            raise pb_utils.TritonModelException(f"{type(error).__name__}: {error}") from error
+        self.model = triton_io.ChatModel(args["model_name"], service, options.tier)
+
+    def execute(self, requests: list[Any]) -> None:
+        self.model.execute(requests)
+
+    def is_ready(self) -> bool:
+        return self.model.is_ready()
+
+    def finalize(self) -> None:
+        if hasattr(self, "model"):
+            self.model.close()

@@ -1,0 +1,66 @@
+"""The metrics that a served model publishes, declared as data: name, help, kind, labels, buckets.
+
+One place for what the model sets, what alerts and dashboards may ask for, and what the documentation lists. Must not
+know how requests are scheduled, nor who publishes. Every metric carries the label `model`; times are in seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One family. `labels` come beside `model`; `buckets` are upper bounds of a histogram."""
+
+    name: str
+    help: str
+    kind: Kind
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+
+_WAITS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_GAPS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 10)
+_WHOLE = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300)
+
+RUNNING = Metric("gapless_running", "Requests that hold KV pages now", "gauge")
+WAITING = Metric("gapless_waiting", "Requests that wait for their first step", "gauge", ("tier",))
+PAGES_USED = Metric("gapless_pages_used", "KV pages leased by running requests", "gauge")
+PAGES_CACHED = Metric("gapless_pages_cached", "KV pages kept for their prefix and free to take", "gauge")
+PAGES_TOTAL = Metric("gapless_pages_total", "KV pages of the engine", "gauge")
+HEALTHY = Metric("gapless_healthy", "1 while the engine answers, 0 when it is broken", "gauge")
+PREFIX_HITS = Metric("gapless_prefix_hit_tokens_total", "Prompt tokens taken from the prefix cache", "counter")
+PROMPT_TOKENS = Metric("gapless_prompt_tokens_total", "Prompt tokens of requests that ran", "counter")
+OUTPUT_TOKENS = Metric("gapless_output_tokens_total", "Tokens drawn", "counter")
+STEPS = Metric("gapless_steps_total", "Steps executed", "counter")
+PREEMPTIONS = Metric("gapless_preemptions_total", "Requests that lost their pages and were queued again", "counter")
+REJECTS = Metric("gapless_rejects_total", "Requests refused", "counter", ("reason",))
+FINISHED = Metric("gapless_finished_total", "Accepted requests that ended", "counter", ("tier", "reason"))
+TTFT = Metric("gapless_ttft_seconds", "Arrival to first token", "histogram", ("tier",), _WAITS)
+ITL = Metric("gapless_itl_seconds", "Gap between two tokens of a request", "histogram", ("tier",), _GAPS)
+E2E = Metric("gapless_e2e_seconds", "Arrival to last token", "histogram", ("tier",), _WHOLE)
+QUEUE = Metric("gapless_queue_seconds", "Arrival to first step", "histogram", ("tier",), _WAITS)
+
+METRICS = (
+    RUNNING,
+    WAITING,
+    PAGES_USED,
+    PAGES_CACHED,
+    PAGES_TOTAL,
+    HEALTHY,
+    PREFIX_HITS,
+    PROMPT_TOKENS,
+    OUTPUT_TOKENS,
+    STEPS,
+    PREEMPTIONS,
+    REJECTS,
+    FINISHED,
+    TTFT,
+    ITL,
+    E2E,
+    QUEUE,
+)
