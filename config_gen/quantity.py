@@ -81,7 +81,9 @@ def percentile(value: object) -> Fraction:
 
 
 def show_duration(ns: float) -> str:
-    """For people: `850 ms`, `2.50 s`."""
+    """For people: `850 ms`, `2.50 s`, `∞`."""
+    if ns == float("inf"):
+        return "∞"
     ms = ns / 10**6
     return f"{ms:.1f} ms" if ms < 10 else f"{ms:.0f} ms" if ms < 1000 else f"{ms / 1000:.2f} s"
 

@@ -1,0 +1,156 @@
+"""What a run says: a table per traffic class for people, one JSON object for machines. Must not judge or measure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from config_gen.quantity import show_duration, show_percentile
+from loadtest.run import Client
+from loadtest.verdict import METRICS, SHOWN, ClassSummary, Verdict, lag_reason
+
+STYLE = {"kept": "green", "missed": "bold red", "none": "yellow"}
+WORD = {"kept": "kept", "missed": "MISSED", "none": "no verdict"}
+
+
+@dataclass(frozen=True)
+class Report:
+    """A whole run. `duration` in ns; `notes` are sentences about how the load was made."""
+
+    model: str
+    duration: int
+    seed: int
+    rate_scale: float
+    client: Client
+    classes: Sequence[ClassSummary]
+    verdicts: Sequence[Verdict]
+    notes: Sequence[str]
+
+    @property
+    def held(self) -> bool:
+        """Every target was kept, the run counts, and there was something to keep."""
+        kept = bool(self.verdicts) and all(verdict.ruling == "kept" for verdict in self.verdicts)
+        return kept and lag_reason(self.client) is None
+
+    @property
+    def conclusion(self) -> str:
+        lagged = lag_reason(self.client)
+        if lagged is not None:
+            return f"No verdict: {lagged}."
+        if not self.verdicts:
+            return f"No verdict: models.{self.model}.targets declares none."
+        missed = sum(verdict.ruling == "missed" for verdict in self.verdicts)
+        unknown = sum(verdict.ruling == "none" for verdict in self.verdicts)
+        if missed or unknown:
+            parts = [f"{missed} missed"] * (missed > 0) + [f"{unknown} without a verdict"] * (unknown > 0)
+            return f"Not all promises were kept: of {len(self.verdicts)}, {' and '.join(parts)}."
+        return f"All {len(self.verdicts)} promises were kept."
+
+
+def show(report: Report, console: Console) -> None:
+    """Print the report."""
+    for summary in report.classes:
+        console.print(_headline(summary), highlight=False)
+        console.print(_table(report, summary))
+        for error, count in summary.errors.items():
+            console.print(f"  {count} × {error}", style="red", markup=False, highlight=False)
+        console.print()
+    client = report.client
+    console.print(
+        "Latency counts from the intended send time; ITL is per token (a message of n tokens is n equal gaps); "
+        "refused and failed requests count as ∞. "
+        f"Load generator: {client.cpu:.0%} of a core, P99 of its lag {show_duration(client.send_lag)} sending, "
+        f"{show_duration(client.loop_lag)} event loop.",
+        style="dim",
+        highlight=False,
+    )
+    for note in report.notes:
+        console.print(note, style="dim", highlight=False)
+    console.print(report.conclusion, style="bold green" if report.held else "bold red", highlight=False)
+
+
+def _headline(summary: ClassSummary) -> str:
+    return (
+        f"[bold]{summary.tier}[/bold]: sent {summary.sent}, ok {summary.ok}, rejected {summary.rejected}, failed "
+        f"{summary.failed} · offered {summary.offered:.2f}/s, achieved {summary.achieved:.2f}/s · "
+        f"{summary.output_rate:.1f} output tokens/s"
+    )
+
+
+def _table(report: Report, summary: ClassSummary) -> Table:
+    """One row per metric: its percentiles, what was promised of it, and the verdict with its numbers."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("")
+    for q in SHOWN:
+        table.add_column(show_percentile(q), justify="right", no_wrap=True)
+    table.add_column("promise", no_wrap=True)
+    table.add_column("verdict")
+    for metric in METRICS:
+        values = [summary.latencies[metric].at(q) for q in SHOWN]
+        verdict = next((v for v in report.verdicts if (v.tier, v.metric) == (summary.tier, metric)), None)
+        promise = f"{show_percentile(verdict.q)} ≤ {show_duration(verdict.target)}" if verdict else ""
+        told = _told(verdict, lag_reason(report.client) is not None) if verdict else ""
+        shown = ["–" if value is None else show_duration(value) for value in values]
+        table.add_row(metric.upper(), *shown, promise, told, style="" if verdict else "dim")
+    return table
+
+
+def _told(verdict: Verdict, lagged: bool) -> Text:
+    reason = "" if lagged else f": {verdict.reason}"
+    return Text(f"{WORD[verdict.ruling]}{reason}", style=STYLE[verdict.ruling])
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    """The report with times in seconds; a percentile that is infinite or has no samples is null."""
+    return {
+        "model": report.model,
+        "held": report.held,
+        "conclusion": report.conclusion,
+        "duration_s": report.duration / 1e9,
+        "seed": report.seed,
+        "rate_scale": report.rate_scale,
+        "notes": list(report.notes),
+        "client": {
+            "send_lag_p99_s": report.client.send_lag / 1e9,
+            "loop_lag_p99_s": report.client.loop_lag / 1e9,
+            "cores": report.client.cpu,
+        },
+        "classes": {summary.tier: _class_json(summary) for summary in report.classes},
+        "verdicts": [
+            {
+                "tier": verdict.tier,
+                "metric": verdict.metric,
+                "at": show_percentile(verdict.q).lower(),
+                "target_s": verdict.target / 1e9,
+                "verdict": verdict.ruling,
+                "reason": verdict.reason,
+            }
+            for verdict in report.verdicts
+        ],
+    }
+
+
+def _class_json(summary: ClassSummary) -> dict[str, Any]:
+    counts = {name: getattr(summary, name) for name in ("sent", "ok", "rejected", "failed")}
+    rates = {
+        "offered_per_s": summary.offered,
+        "achieved_per_s": summary.achieved,
+        "output_tokens_per_s": summary.output_rate,
+    }
+    latencies = {
+        f"{metric}_s": {show_percentile(q).lower(): _seconds(latency.at(q)) for q in SHOWN}
+        | {"samples": len(latency.samples)}
+        for metric, latency in summary.latencies.items()
+    }
+    return counts | rates | latencies | {"errors": dict(summary.errors)}
+
+
+def _seconds(ns: float | None) -> float | None:
+    return ns / 1e9 if ns is not None and isfinite(ns) else None

@@ -1,0 +1,113 @@
+"""Runs a job in the load generator's own process and brings back its samples. Must not know targets or how to print."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from loadtest.percentiles import percentile
+from loadtest.samples import Planned, Sample, read
+
+P99 = Fraction(99, 100)
+
+
+class LoadtestError(ValueError):
+    """The run cannot be made as asked; one line."""
+
+    exit_status = 2
+
+
+@dataclass(frozen=True)
+class Job:
+    """`duration` and `drain` (how long answers may take once no more is sent) in ns.
+
+    `closed_users` = 0 sends every request at its time; more make a burst: so many users, each sending the next request
+    as soon as its last one ended, until `duration` is over.
+    """
+
+    url: str
+    model: str
+    requests: Sequence[Planned]
+    duration: int
+    drain: int
+    closed_users: int = 0
+
+
+@dataclass(frozen=True)
+class Client:
+    """How the load generator itself did: P99 of its lags in ns, and the share of one core it used."""
+
+    send_lag: float  # actual minus intended send time
+    loop_lag: float  # how late its event loop wakes a sleeper
+    cpu: float
+
+
+@dataclass(frozen=True)
+class Progress:
+    """`now` in ns since the run began."""
+
+    now: int
+    ended: int
+    in_flight: int
+    failed: int
+
+
+def run(
+    job: Job, samples: Path | None = None, progress: Callable[[Progress], None] = lambda _: None
+) -> tuple[list[Sample], Client]:
+    """Run `job` to its end, raw samples into the file `samples`.
+
+    Raises LoadtestError when the server cannot be used as asked.
+    """
+    with tempfile.TemporaryDirectory(prefix="gapless-") as folder:
+        path = samples or Path(folder) / "samples.jsonl"
+        last = _work(job, path, progress)
+        taken = read(path)
+    send_lags = sorted(sample.sent - sample.intended for sample in taken)
+    return taken, Client(
+        send_lag=percentile(send_lags, P99) if send_lags else 0,
+        loop_lag=percentile(sorted(last["lags"]), P99) if last["lags"] else 0,
+        cpu=last["cpu"] / last["wall"],
+    )
+
+
+def _work(job: Job, samples: Path, progress: Callable[[Progress], None]) -> dict[str, Any]:
+    """The worker's last message. Whatever happens here, the worker is gone afterwards."""
+    tiers = list(dict.fromkeys(request.tier for request in job.requests))
+    text = json.dumps(asdict(job) | {"tiers": tiers, "samples": str(samples)})
+    last: dict[str, Any] = {}
+    with tempfile.TemporaryFile("w+") as errors:
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "loadtest.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
+        assert worker.stdin is not None and worker.stdout is not None
+        try:
+            with worker.stdin as stdin:
+                stdin.write(text)
+            for line in worker.stdout:
+                last = json.loads(line)
+                if "ended" in last:
+                    progress(Progress(**last))
+            worker.wait()
+        finally:
+            worker.kill()
+            worker.wait()
+            worker.stdout.close()
+        errors.seek(0)
+        said = errors.read().strip()
+    if worker.returncode == LoadtestError.exit_status:
+        raise LoadtestError(said.splitlines()[-1])
+    if worker.returncode != 0:
+        raise RuntimeError(f"the load generator ended with status {worker.returncode}:\n{said}")
+    return last

@@ -1,0 +1,86 @@
+"""Raw samples: what happened to each request, to the token, as one JSON line each. Nothing is rounded or dropped.
+
+Must not know clocks, sockets or targets. All times are integer nanoseconds since the run began.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+Outcome = Literal["ok", "rejected", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A request as the schedule has it: when it should be sent, and what it asks for."""
+
+    id: str
+    tier: str
+    at: int  # ns since the run began
+    system: str  # "" = none
+    text: str
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A request as it went.
+
+    `messages` holds (time, tokens) of every message that carried tokens. `first` is the time of the first of them and
+    `end` that of the end of the answer, None when they never came. `asked` is the number of output tokens asked for.
+    """
+
+    id: str
+    tier: str
+    intended: int
+    sent: int
+    first: int | None
+    end: int | None
+    messages: tuple[tuple[int, int], ...]
+    outcome: Outcome
+    error: str
+    finish_reason: str
+    asked: int
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+
+    @property
+    def ttft(self) -> float:
+        """ns from the intended send time to the first token; infinite unless the request ended well."""
+        return self.first - self.intended if self.outcome == "ok" and self.first is not None else float("inf")
+
+    @property
+    def e2e(self) -> float:
+        """ns from the intended send time to the end; infinite unless the request ended well."""
+        return self.end - self.intended if self.outcome == "ok" and self.end is not None else float("inf")
+
+    def itl(self) -> Iterator[float]:
+        """One gap in ns per token after the first message: a message of n tokens counts as n gaps of an nth each.
+
+        Tokens that were asked for and never came, because the request was refused or failed, are infinite gaps.
+        """
+        for (before, _), (time, tokens) in zip(self.messages, self.messages[1:], strict=False):
+            yield from [(time - before) / tokens] * tokens
+        if self.outcome != "ok":
+            received = sum(tokens for _, tokens in self.messages)
+            yield from [float("inf")] * (self.asked - max(1, received))
+
+
+def write(path: Path, samples: Iterable[Sample]) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        for sample in samples:
+            file.write(json.dumps(asdict(sample), ensure_ascii=False) + "\n")
+
+
+def read(path: Path) -> list[Sample]:
+    with path.open(encoding="utf-8") as file:
+        return [_from_json(json.loads(line)) for line in file]
+
+
+def _from_json(raw: dict[str, Any]) -> Sample:
+    return Sample(**raw | {"messages": tuple((time, tokens) for time, tokens in raw["messages"])})

@@ -1,0 +1,137 @@
+"""From raw samples to numbers per traffic class, and from numbers and promises to verdicts.
+
+A refused or failed request is a miss: it counts at infinity in every latency. Must not know sockets or how to print.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+from config_gen.quantity import show_duration, show_percentile
+from config_gen.spec import LlmTraffic, Targets
+from loadtest.percentiles import percentile, samples_needed
+from loadtest.run import Client
+from loadtest.samples import Sample
+
+LAG_LIMIT = 50_000_000  # ns at P99; a client later than this measures itself
+SHOWN = (Fraction(50, 100), Fraction(95, 100), Fraction(99, 100))
+METRICS = ("ttft", "itl", "e2e")
+
+Ruling = Literal["kept", "missed", "none"]
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Ascending samples of one metric in ns; infinite where a request was refused or failed."""
+
+    samples: tuple[float, ...]
+
+    def at(self, q: Fraction) -> float | None:
+        return percentile(self.samples, q) if self.samples else None
+
+
+@dataclass(frozen=True)
+class ClassSummary:
+    """One traffic class over a run. Rates are requests per second; `achieved` counts good answers ended in time."""
+
+    tier: str
+    sent: int
+    ok: int
+    rejected: int
+    failed: int
+    offered: float
+    achieved: float
+    output_rate: float  # tokens per second received while the load lasted
+    latencies: Mapping[str, Latency]
+    errors: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """On one target of one tier; `reason` holds the numbers."""
+
+    tier: str
+    metric: str
+    q: Fraction
+    target: int  # ns
+    ruling: Ruling
+    reason: str
+
+
+def summarize(samples: Sequence[Sample], tiers: Sequence[str], duration: int) -> list[ClassSummary]:
+    """Numbers of each tier over a load of `duration` ns."""
+    return [_summarize(tier, [sample for sample in samples if sample.tier == tier], duration) for tier in tiers]
+
+
+def _summarize(tier: str, samples: Sequence[Sample], duration: int) -> ClassSummary:
+    seconds = duration / 1e9
+    good = [sample for sample in samples if sample.outcome == "ok"]
+    errors = [sample.error for sample in samples if sample.outcome != "ok"]
+    return ClassSummary(
+        tier=tier,
+        sent=len(samples),
+        ok=len(good),
+        rejected=sum(sample.outcome == "rejected" for sample in samples),
+        failed=sum(sample.outcome == "failed" for sample in samples),
+        offered=len(samples) / seconds,
+        achieved=sum(sample.end is not None and sample.end <= duration for sample in good) / seconds,
+        output_rate=sum(n for sample in samples for time, n in sample.messages if time <= duration) / seconds,
+        latencies={
+            "ttft": Latency(tuple(sorted(sample.ttft for sample in samples))),
+            "itl": Latency(tuple(sorted(gap for sample in samples for gap in sample.itl()))),
+            "e2e": Latency(tuple(sorted(sample.e2e for sample in samples))),
+        },
+        errors={error: errors.count(error) for error in dict.fromkeys(errors)},
+    )
+
+
+def lag_reason(client: Client) -> str | None:
+    """Why a run with this client gives no verdict, or None."""
+    if max(client.send_lag, client.loop_lag) <= LAG_LIMIT:
+        return None
+    return (
+        f"the client itself lagged (P99 of sending {show_duration(client.send_lag)}, of its event loop "
+        f"{show_duration(client.loop_lag)}; limit {show_duration(LAG_LIMIT)}): send less or give it a core"
+    )
+
+
+def judge(
+    summaries: Sequence[ClassSummary], targets: Mapping[str, Targets], traffic: Mapping[str, LlmTraffic], client: Client
+) -> list[Verdict]:
+    """One verdict per declared target, in the order of declaration."""
+    by_tier = {summary.tier: summary for summary in summaries}
+    lagged = lag_reason(client)
+    verdicts = []
+    for tier, promised in targets.items():
+        for metric in METRICS:
+            target: int | None = getattr(promised, metric)
+            if target is None:
+                continue
+            if tier not in traffic:
+                ruling, reason = _none("no traffic is declared for the tier")
+            elif lagged is not None:
+                ruling, reason = _none(lagged)
+            else:
+                ruling, reason = _rule(by_tier[tier].latencies[metric], promised.at, target)
+            verdicts.append(Verdict(tier, metric, promised.at, target, ruling, reason))
+    return verdicts
+
+
+def _none(reason: str) -> tuple[Ruling, str]:
+    return "none", reason
+
+
+def _rule(latency: Latency, q: Fraction, target: int) -> tuple[Ruling, str]:
+    count, needed = len(latency.samples), samples_needed(q)
+    if count < needed:
+        return _none(f"too few samples: {count}, and {show_percentile(q)} needs {needed}; run longer or promise less")
+    value = percentile(latency.samples, q)
+    if value <= target:
+        return "kept", f"{show_duration(value)} of {show_duration(target)}"
+    over = sum(sample > target for sample in latency.samples)
+    lost = sum(sample == float("inf") for sample in latency.samples)
+    told = f"{show_duration(value)}, not {show_duration(target)}: {over} of {count} over"
+    return "missed", f"{told}, {lost} of them refused or failed" if lost else told

@@ -1,0 +1,201 @@
+"""The load generator, a process of its own: `python -m loadtest.worker` reads a job as JSON on stdin.
+
+Locust's patching must come first and must not reach the command line, hence the process. It reports progress and its
+own lag as JSON lines on stdout and writes raw samples to a file. Must not know targets or verdicts.
+"""
+
+# ruff: noqa: E402  (the patching must come before every import that opens sockets or threads)
+import gevent
+from gevent import monkey
+
+gevent.get_hub().threadpool_size = 4096  # gRPC holds one thread per open stream; gevent's 10 would stop the eleventh
+monkey.patch_all()
+import grpc.experimental.gevent
+
+grpc.experimental.gevent.init_gevent()
+
+import gc
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gevent.pool import Group
+from locust import User, task
+from locust.env import Environment
+from locust.exception import StopUser
+
+from loadtest import samples, stream
+from loadtest.samples import Planned, Sample
+
+LAG_PERIOD = 10_000_000  # ns between looks at the event loop
+REPORT_PERIOD = 0.25  # s between progress lines
+BURST_ENDED = "the burst ended"
+
+
+class Run:
+    """One job under way: its clock, its streams, its samples."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        self.url, self.model = str(job["url"]), str(job["model"])
+        self.requests = [Planned(**raw) for raw in job["requests"]]
+        self.duration, self.drain = int(job["duration"]), int(job["drain"])
+        self.closed_users = int(job["closed_users"])
+        self.samples: list[Sample] = []
+        self.active: set[stream.Stream] = set()
+        self._idle: list[stream.Stream] = []
+        self._start = time.monotonic_ns()
+        self.environment = Environment(user_classes=user_classes(self), catch_exceptions=False)
+        self.runner = self.environment.create_local_runner()
+
+    def now(self) -> int:
+        return time.monotonic_ns() - self._start
+
+    def begin(self) -> None:
+        self._start = time.monotonic_ns()
+
+    def send(self, request: Planned, intended: int) -> None:
+        """Send one request on an idle stream, or a new one; keep its sample and tell locust."""
+        used = self._idle.pop() if self._idle else stream.Stream(self.url, self.model, self.now)
+        self.active.add(used)
+        sample = used.send(request, intended)
+        self.active.discard(used)
+        if used.usable:
+            self._idle.append(used)
+        else:
+            used.close()
+        self.samples.append(sample)
+        self.environment.events.request.fire(
+            request_type="gRPC",
+            name=request.tier,
+            response_time=((sample.end or 0) - intended) / 1e6,
+            response_length=sample.output_tokens,
+            exception=RuntimeError(sample.error) if sample.outcome != "ok" else None,
+            context={},
+        )
+
+    def abandon(self, why: str) -> None:
+        """End whatever is in flight as failed."""
+        for one in list(self.active):
+            one.abandon(why)
+
+
+def user_classes(run: Run) -> list[type[User]]:
+    """One locust user class per traffic class (open loop), or one for the whole mix (closed loop)."""
+    if run.closed_users:
+        return [closed_user(run)]
+    return [open_user(run, tier) for tier in dict.fromkeys(request.tier for request in run.requests)]
+
+
+def open_user(run: Run, tier: str) -> type[User]:
+    """A tier's dispatcher: sends each request at its time, whatever became of those before it."""
+
+    class TierUser(User):
+        fixed_count = 1
+
+        @task
+        def walk(self) -> None:
+            in_flight = Group()
+            for request in run.requests:
+                if request.tier == tier:
+                    gevent.sleep(max(0, (request.at - run.now()) / 1e9))
+                    in_flight.spawn(run.send, request, request.at)
+            while not in_flight.join(timeout=max(0.1, (run.duration + run.drain - run.now()) / 1e9)):
+                run.abandon(f"no end of answer {run.drain / 1e9:g} s after the load ended")
+            raise StopUser
+
+    TierUser.__name__ = tier
+    return TierUser
+
+
+def closed_user(run: Run) -> type[User]:
+    """Users that each send the next request of the mix as soon as their last one ended, until time is up."""
+    remaining = iter(run.requests)
+
+    class MixUser(User):
+        fixed_count = run.closed_users
+
+        @task
+        def send_next(self) -> None:
+            request = next(remaining, None)
+            if request is None or run.now() >= run.duration:
+                raise StopUser
+            run.send(request, run.now())
+
+    return MixUser
+
+
+def watch_lag(now: Callable[[], int], lags: list[int]) -> None:
+    """How late the event loop is for each tick of a fixed grid, in ns: what it may add to any time measured here.
+
+    A long stall is late for every tick in it; one late wake-up alone would vanish below the 99th percentile.
+    """
+    due = now() + LAG_PERIOD
+    while True:
+        gevent.sleep(max(0, due - now()) / 1e9)
+        woken = now()
+        while due <= woken:
+            lags.append(woken - due)
+            due += LAG_PERIOD
+
+
+def watch_progress(run: Run) -> None:
+    while True:
+        gevent.sleep(REPORT_PERIOD)
+        failed = sum(sample.outcome != "ok" for sample in run.samples)
+        say({"now": run.now(), "ended": len(run.samples), "in_flight": len(run.active), "failed": failed})
+
+
+def say(message: dict[str, object]) -> None:
+    print(json.dumps(message), flush=True)
+
+
+def end_burst(run: Run) -> None:
+    gevent.sleep(run.duration / 1e9)
+    while True:
+        run.abandon(BURST_ENDED)
+        gevent.sleep(0.05)
+
+
+def execute(run: Run) -> dict[str, object]:
+    """Run the job to its end; the worker's last message."""
+    lags: list[int] = []
+    gc.collect()
+    gc.freeze()  # the plan is large and stays: no collection should walk it while times are taken
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    run.begin()
+    beside = [gevent.spawn(watch_lag, run.now, lags), gevent.spawn(watch_progress, run)]
+    if run.closed_users:
+        beside.append(gevent.spawn(end_burst, run))
+    run.runner.start(sum(user.fixed_count for user in run.environment.user_classes), spawn_rate=100)
+    run.runner.spawning_greenlet.join()
+    run.runner.user_greenlets.join()
+    wall = run.now()
+    gevent.killall(beside)
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {"wall": wall, "cpu": int(cpu * 1e9), "lags": lags}
+
+
+def main() -> int:
+    job = json.load(sys.stdin)
+    try:
+        stream.check(job["url"], job["model"], job["tiers"])
+    except stream.Unusable as error:
+        print(error, file=sys.stderr)
+        return stream.Unusable.exit_status
+    run = Run(job)
+    last = execute(run)
+    if not run.closed_users and len(run.samples) != len(run.requests):
+        raise RuntimeError(f"{len(run.requests)} requests were planned and {len(run.samples)} came to an end")
+    samples.write(Path(job["samples"]), sorted(run.samples, key=lambda sample: (sample.intended, sample.id)))
+    say(last)
+    run.runner.quit()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
