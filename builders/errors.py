@@ -7,3 +7,8 @@ class BuildError(ValueError):
     """A source that cannot be built, or a place that cannot be written."""
 
     exit_status = 2
+
+
+def one_line(error: BaseException) -> str:
+    """What a library said, without its line breaks."""
+    return " ".join(str(error).split()) or type(error).__name__

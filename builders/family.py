@@ -7,6 +7,8 @@ Must not know where a config or a tensor comes from.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Any
 
 from builders.errors import BuildError
@@ -17,7 +19,7 @@ ARCHITECTURES = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
 }
-COPIED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "rms_norm_eps")
+COUNTS = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 
 
 def normalize(raw: dict[str, Any], where: str) -> dict[str, Any]:
@@ -28,40 +30,67 @@ def normalize(raw: dict[str, Any], where: str) -> dict[str, Any]:
     """
     architecture = _architecture(raw, where)
     family = ARCHITECTURES[architecture]
-    for field in (*COPIED, "max_position_embeddings"):
-        if not isinstance(raw.get(field), (int, float)) or not raw[field] > 0:
-            raise BuildError(f"{where}: {field}: {raw.get(field)!r}; a number > 0 is needed")
     if raw.get("hidden_act", "silu") != "silu":
         raise BuildError(f"{where}: hidden_act: {raw['hidden_act']!r} is not supported; silu")
     if raw.get("quantization_config"):
         raise BuildError(f"{where}: quantization_config: quantized weights are not supported; float weights or a GGUF")
-    heads = raw["num_attention_heads"]
-    context = raw["max_position_embeddings"]
+    counts = {field: _count(raw, field, where) for field in COUNTS}
+    heads, context = counts["num_attention_heads"], _count(raw, "max_position_embeddings", where)
     _refuse_window(raw, family, context, where)
-    rope = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
+    rope = _mapping(raw, "rope_scaling", where) | _mapping(raw, "rope_parameters", where)
     if rope.get("partial_rotary_factor", raw.get("partial_rotary_factor")) not in (None, 1, 1.0):
         raise BuildError(f"{where}: partial_rotary_factor: only full rotation is supported")
-    bias = bool(raw.get("attention_bias", False)) and family in ("llama", "qwen3")
-    default_head_dim = 128 if family == "qwen3" else raw["hidden_size"] // heads
+    bias = family in ("llama", "qwen3") and _flag(raw, "attention_bias", where)
+    default_head_dim = 128 if family == "qwen3" else counts["hidden_size"] // heads
+    theta = rope if rope.get("rope_theta") is not None else raw
     return {
         "architectures": [architecture],
         "model_type": family,
-        **{field: raw[field] for field in COPIED},
-        "num_key_value_heads": raw.get("num_key_value_heads") or heads,
-        "head_dim": raw.get("head_dim") or default_head_dim,
+        **counts,
+        "num_key_value_heads": _count(raw, "num_key_value_heads", where, heads),
+        "head_dim": _count(raw, "head_dim", where, default_head_dim),
         "hidden_act": "silu",
-        "rope_theta": float(rope.get("rope_theta") or raw.get("rope_theta") or 10000.0),
+        "rms_norm_eps": _positive(raw, "rms_norm_eps", where),
+        "rope_theta": _positive(theta, "rope_theta", where, 10000.0),
         "rope_scaling": _rope_scaling(rope, where),
         "max_position_embeddings": context,
-        "tie_word_embeddings": bool(raw.get("tie_word_embeddings", False)),
+        "tie_word_embeddings": _flag(raw, "tie_word_embeddings", where),
         "attention_bias": bias,
         "qkv_bias": bias or family == "qwen2",
         "o_bias": bias,
-        "mlp_bias": bool(raw.get("mlp_bias", False)) and family == "llama",
+        "mlp_bias": family == "llama" and _flag(raw, "mlp_bias", where),
         "qk_norm": family == "qwen3",
         "sliding_window": None,
         "use_sliding_window": False,
     }
+
+
+def _count(raw: dict[str, Any], field: str, where: str, default: int | None = None) -> int:
+    value = default if raw.get(field) is None else raw[field]
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise BuildError(f"{where}: {field}: {value!r}; an integer >= 1 is needed")
+    return value
+
+
+def _positive(raw: dict[str, Any], field: str, where: str, default: float | None = None) -> float:
+    value = default if raw.get(field) is None else raw[field]
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < math.inf:
+        raise BuildError(f"{where}: {field}: {value!r}; a number > 0 is needed")
+    return float(value)
+
+
+def _flag(raw: dict[str, Any], field: str, where: str) -> bool:
+    value = raw.get(field)
+    if value is not None and not isinstance(value, bool):
+        raise BuildError(f"{where}: {field}: {value!r}; true or false is needed")
+    return bool(value)
+
+
+def _mapping(raw: dict[str, Any], field: str, where: str) -> dict[str, Any]:
+    value = raw.get(field)
+    if value is not None and not isinstance(value, dict):
+        raise BuildError(f"{where}: {field}: {value!r}; null or an object is needed")
+    return dict(value or {})
 
 
 def _architecture(raw: dict[str, Any], where: str) -> str:
@@ -78,35 +107,37 @@ def _refuse_window(raw: dict[str, Any], family: str, context: int, where: str) -
     """Attention that looks back less far than the context would be computed wrong: refuse it."""
     # transformers' MistralConfig has a window of 4096 unless the file says otherwise; Qwen uses its only when told to.
     window = raw.get("sliding_window", 4096 if family == "mistral" else None)
-    if family in ("qwen2", "qwen3") and not raw.get("use_sliding_window", False):
+    if family in ("qwen2", "qwen3") and not _flag(raw, "use_sliding_window", where):
         window = None
-    if window is not None and window < context:
+    if window is not None and _count({"sliding_window": window}, "sliding_window", where) < context:
         raise BuildError(
             f"{where}: sliding_window: {window} is shorter than max_position_embeddings ({context}) and sliding windows"
             f" are not supported; set max_position_embeddings to {window} to serve this model up to there"
         )
-    kinds = set(raw.get("layer_types") or ()) - {"full_attention"}
-    if kinds and not (kinds == {"sliding_attention"} and window is not None):
-        raise BuildError(f"{where}: layer_types: {', '.join(sorted(kinds))} is not supported; full_attention")
+    allowed = ["full_attention"] if window is None else ["full_attention", "sliding_attention"]
+    kinds = raw.get("layer_types") or ()
+    for kind in kinds if isinstance(kinds, list | tuple) else (kinds,):
+        if kind not in allowed:
+            raise BuildError(f"{where}: layer_types: {kind!r} is not supported; {' or '.join(allowed)}")
 
 
 def _rope_scaling(rope: dict[str, Any], where: str) -> dict[str, Any] | None:
     kind = rope.get("rope_type", rope.get("type", "default"))
     fields = {
         "linear": ("factor",),
-        "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+        "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     }
     if kind == "default":
         return None
-    if kind not in fields:
+    if not isinstance(kind, str) or kind not in fields:
         raise BuildError(f"{where}: rope_scaling: {kind!r} is not supported; default, linear or llama3")
-    missing = [field for field in fields[kind] if not isinstance(rope.get(field), (int, float))]
-    if missing:
-        raise BuildError(f"{where}: rope_scaling: {missing[0]}: a number is needed for {kind}")
-    return {"rope_type": kind, **{field: rope[field] for field in fields[kind]}}
+    scaling: dict[str, Any] = {field: _positive(rope, field, where) for field in fields[kind]}
+    if kind == "llama3":
+        scaling["original_max_position_embeddings"] = _count(rope, "original_max_position_embeddings", where)
+    return {"rope_type": kind, **scaling}
 
 
-def expected_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+def expected_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Name and shape of every tensor a model of this normal config has, in the order of the forward pass."""
     hidden, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     q, kv = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
@@ -119,19 +150,18 @@ def expected_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         "mlp.up_proj": (inner, hidden, config["mlp_bias"]),
         "mlp.down_proj": (hidden, inner, config["mlp_bias"]),
     }
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config["vocab_size"], hidden)}
+    yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
     for layer in range(config["num_hidden_layers"]):
         at = f"model.layers.{layer}"
-        shapes[f"{at}.input_layernorm.weight"] = (hidden,)
-        shapes[f"{at}.post_attention_layernorm.weight"] = (hidden,)
+        yield f"{at}.input_layernorm.weight", (hidden,)
+        yield f"{at}.post_attention_layernorm.weight", (hidden,)
         for name, (rows, columns, bias) in linears.items():
-            shapes[f"{at}.{name}.weight"] = (rows, columns)
+            yield f"{at}.{name}.weight", (rows, columns)
             if bias:
-                shapes[f"{at}.{name}.bias"] = (rows,)
+                yield f"{at}.{name}.bias", (rows,)
         if config["qk_norm"]:
-            shapes[f"{at}.self_attn.q_norm.weight"] = (head,)
-            shapes[f"{at}.self_attn.k_norm.weight"] = (head,)
-    shapes["model.norm.weight"] = (hidden,)
+            yield f"{at}.self_attn.q_norm.weight", (head,)
+            yield f"{at}.self_attn.k_norm.weight", (head,)
+    yield "model.norm.weight", (hidden,)
     if not config["tie_word_embeddings"]:
-        shapes["lm_head.weight"] = (config["vocab_size"], hidden)
-    return shapes
+        yield "lm_head.weight", (config["vocab_size"], hidden)

@@ -15,7 +15,7 @@ import numpy as np
 from gguf import GGUFReader, ReaderTensor
 from gguf.quants import dequantize
 
-from builders.errors import BuildError
+from builders.errors import BuildError, one_line
 from builders.family import normalize
 from builders.safetensors_file import Tensor
 
@@ -65,7 +65,10 @@ class GgufFile:
         key = key.replace("{arch}", getattr(self, "architecture", ""))
         if key not in self._values:  # reading a vocabulary takes a moment
             field = self._reader.fields.get(key)
-            self._values[key] = None if field is None else field.contents()
+            try:
+                self._values[key] = None if field is None else field.contents()
+            except UnicodeDecodeError as error:
+                raise BuildError(f"{self.path}: {key}: {one_line(error)}") from None
         return self._values[key]
 
     def require(self, key: str) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from builders.errors import BuildError
+from builders.errors import BuildError, one_line
 from builders.gguf_model import GgufFile
 
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # tokenizer.ggml.token_type
@@ -57,7 +57,7 @@ def _byte_level(file: GgufFile, vocab: dict[str, int]) -> Tokenizer:
     if split not in KNOWN_SPLITS:
         known = ", ".join(KNOWN_SPLITS)
         raise BuildError(f"{file.path}: tokenizer.ggml.pre: {split!r} is not supported; {known}")
-    merges = [tuple(merge.split(" ", 1)) for merge in file.require("tokenizer.ggml.merges")]
+    merges = [merge.partition(" ")[::2] for merge in file.require("tokenizer.ggml.merges")]
     tokenizer = Tokenizer(_bpe(file, vocab, merges, ignore_merges=split in LLAMA_BPE))
     regex = {"qwen2": QWEN2_SPLIT, **dict.fromkeys(LLAMA_BPE, LLAMA3_SPLIT)}.get(split)
     steps: list[Any] = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=regex is None)]
@@ -78,7 +78,7 @@ def _sentencepiece(file: GgufFile, vocab: dict[str, int], types: list[int]) -> T
     token_of = {i: token for token, i in vocab.items()}
     pieces = {token: i for token, i in vocab.items() if types[i] in (NORMAL, USER_DEFINED)}
     merges = merges_of_scores(pieces, scores)
-    options = {"unk_token": token_of.get(unknown), "fuse_unk": True, "byte_fallback": True}
+    options = {"unk_token": None if unknown is None else token_of.get(unknown), "fuse_unk": True, "byte_fallback": True}
     tokenizer = Tokenizer(_bpe(file, vocab, merges, **options))
     prefix = file.get("tokenizer.ggml.add_space_prefix")
     steps: list[Any] = [normalizers.Replace(" ", "▁")]
@@ -106,7 +106,7 @@ def _bpe(file: GgufFile, vocab: dict[str, int], merges: list[Any], **options: An
     try:
         return models.BPE(vocab, merges, **options)
     except Exception as error:  # the library has no narrower class
-        raise BuildError(f"{file.path}: tokenizer.ggml.merges: {error}") from None
+        raise BuildError(f"{file.path}: tokenizer.ggml.merges: {one_line(error)}") from None
 
 
 def _add_bos_and_eos(file: GgufFile, tokenizer: Tokenizer, tokens: list[str], kind: str) -> None:

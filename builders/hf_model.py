@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from builders.errors import BuildError
+from builders.errors import BuildError, one_line
 from builders.family import normalize
 from builders.safetensors_file import Tensor, open_tensors
 
@@ -28,7 +28,7 @@ def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
     except OSError as error:
         raise BuildError(f"{path}: {error.strerror}") from None
     except ValueError as error:
-        raise BuildError(f"{path}: not JSON: {error}") from None
+        raise BuildError(f"{path}: not JSON: {one_line(error)}") from None
     if not isinstance(value, dict):
         raise BuildError(f"{path}: must hold a JSON object")
     return value
@@ -74,7 +74,7 @@ class HfDirectory:
         except FileNotFoundError:
             raise BuildError(f"{path}: no such file; save the tokenizer in its fast form") from None
         except (OSError, ValueError) as error:
-            raise BuildError(f"{path}: cannot be read: {error}") from None
+            raise BuildError(f"{path}: cannot be read: {one_line(error)}") from None
 
     def special_tokens(self) -> dict[str, str]:
         """Strings of the special tokens a chat template may use."""
@@ -86,6 +86,8 @@ class HfDirectory:
         """Every token that ends an answer, by config.json and generation_config.json together."""
         values = [source.get("eos_token_id") for source in (self.raw, self._generation)]
         ids = [i for value in values for i in (value if isinstance(value, list) else [value])]
+        if not all(i is None or isinstance(i, int) for i in ids):
+            raise BuildError(f"{self.path / 'config.json'}: eos_token_id: {ids!r}; token ids are needed")
         return [i for i in dict.fromkeys(ids) if i is not None]
 
     def chat_template(self) -> str | None:
@@ -95,9 +97,10 @@ class HfDirectory:
             try:
                 return path.read_text(encoding="utf-8")
             except (OSError, ValueError) as error:
-                raise BuildError(f"{path}: cannot be read: {error}") from None
+                raise BuildError(f"{path}: cannot be read: {one_line(error)}") from None
         template = self._tokenizer_config.get("chat_template")
         template = template or read_json(self.path / "chat_template.json", optional=True).get("chat_template")
         if isinstance(template, list):  # several by name
-            template = {t.get("name"): t.get("template") for t in template}.get("default")
+            named = [t.get("template") for t in template if isinstance(t, dict) and t.get("name") == "default"]
+            template = named[0] if named else None
         return template if isinstance(template, str) else None

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from builders.errors import BuildError
+from builders.errors import BuildError, one_line
 from builders.family import expected_shapes
 from builders.hf_model import HfDirectory
 from builders.safetensors_file import Tensor, write_tensors
@@ -119,7 +119,7 @@ def _read(path: Path) -> _Model:
         bos = gguf_tokenizer.token_id(model, "bos")
     config = model.config()
     tensors = _checked(model.open_tensors(config), config, path)
-    weights = Counter({DTYPES[t.dtype]: 0 for t in tensors})
+    weights: Counter[str] = Counter()
     for tensor in tensors:
         weights[DTYPES[tensor.dtype]] += tensor.size
     config |= {"dtype": weights.most_common(1)[0][0], "bos_token_id": bos, "eos_token_id": eos}
@@ -128,17 +128,17 @@ def _read(path: Path) -> _Model:
 
 def _checked(tensors: dict[str, Tensor], config: dict[str, Any], path: Path) -> list[Tensor]:
     """The tensors in forward order; exactly those the config promises, in the shapes it promises."""
-    expected = expected_shapes(config)
-    for name, shape in expected.items():
+    ordered = []
+    for name, shape in expected_shapes(config):  # stops at the first that is missing, however many are promised
         if name not in tensors:
             raise BuildError(f"{path}: tensor {name} is missing")
         if tensors[name].shape != shape:
             found = list(tensors[name].shape)
             raise BuildError(f"{path}: tensor {name} has shape {found}; its config promises {list(shape)}")
-    for name in tensors:
-        if name not in expected:
-            raise BuildError(f"{path}: tensor {name} is not part of a {config['architectures'][0]} with this config")
-    return [tensors[name] for name in expected]
+        ordered.append(tensors[name])
+    for name in tensors.keys() - {tensor.name for tensor in ordered}:
+        raise BuildError(f"{path}: tensor {name} is not part of a {config['architectures'][0]} with this config")
+    return ordered
 
 
 def _write(model: _Model, scratch: Path, progress: Progress) -> None:
@@ -161,7 +161,7 @@ def _accepted(check: Callable[[Path], None] | None, scratch: Path, source: Path)
         if check is not None:
             check(scratch)
     except ValueError as error:  # say which source is at fault; the scratch files will be gone
-        raise BuildError(str(error).replace(str(scratch), str(source))) from None
+        raise BuildError(one_line(error).replace(str(scratch), str(source))) from None
 
 
 def _move(scratch: Path, out: Path) -> None:
