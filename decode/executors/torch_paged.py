@@ -13,18 +13,16 @@ import torch
 
 from decode.executors import weights as weight_files
 from decode.executors.batch import flatten
-from decode.executors.model import Model
+from decode.executors.cpu_paged import CpuModel
 from decode.executors.model_config import ModelConfig
-from decode.executors.paged_attention import PagedKV, gather_attention
 from decode.plan import StepPlan, StepResult
 from decode.sampler import Sampler
 
 Precision = Literal["fp32", "bf16", "fp16", "int8"]
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.float32}
 
 
 class TorchExecutor:
-    """Runs plans on a Hugging Face model directory (safetensors and config.json)."""
+    """Runs plans on a model directory (safetensors and config.json)."""
 
     def __init__(
         self,
@@ -38,19 +36,22 @@ class TorchExecutor:
     ) -> None:
         if threads is not None:
             torch.set_num_threads(threads)
-        self.config = ModelConfig.read(Path(model_dir))
-        dtype, where = DTYPES[weights], torch.device(device)
-        loaded = weight_files.load(Path(model_dir), self.config, dtype)
-        self._model = Model(self.config, loaded, where)
-        self._kv = PagedKV(self.config, num_pages, page_size, dtype, where)
-        self._sampler = Sampler(self.config.vocab_size, where)
+        self.config = ModelConfig.read(model_dir)
+        loaded = weight_files.load(Path(model_dir), self.config, torch.float32)
+        self._model = CpuModel(self.config, loaded, weights, num_pages, page_size, torch.get_num_threads())
+        self._page_size = page_size
+        self._sampler = Sampler(self.config.vocab_size, device)
         self.profile: dict[str, float] = dict.fromkeys(("linear", "attention", "sampling", "other"), 0.0)
 
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes that one token takes in KV pages, all layers, K and V."""
-        kv = self._kv.pages
-        return kv.nbytes // (kv.shape[2] * kv.shape[3])
+        return self._model.kv_bytes_per_token
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of the weights as they are held."""
+        return self._model.weights_bytes
 
     def warmup(self) -> None:
         """Nothing to compile."""
@@ -59,21 +60,23 @@ class TorchExecutor:
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step. `elapsed` is wall time in nanoseconds."""
         begin = time.perf_counter_ns()
-        self._kv.copy(plan.copies)
-        batch = flatten(plan, self._kv.page_size)
-        slots = torch.from_numpy(batch.slots)
-
-        def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            self._kv.write(layer, slots, k, v)
-            return gather_attention(self._kv, layer, q, batch)
-
-        hidden = self._model.forward(torch.from_numpy(batch.tokens), torch.from_numpy(batch.positions), attend)
-        logits = self._model.logits(hidden[torch.from_numpy(batch.draw_rows)])
+        self._model.copy(plan.copies)
+        logits = self._model.forward(flatten(plan, self._page_size))
+        forwarded = time.perf_counter_ns()
         draws = [c.draw for c in plan.chunks if c.draw is not None]
         drawn, logprobs = self._sampler.draw(logits, draws)
+        end = time.perf_counter_ns()
+        self._account(forwarded - begin, end - forwarded)
         tokens, best = iter(drawn), iter(logprobs)
         return StepResult(
             tuple(next(tokens) if c.draw else None for c in plan.chunks),
-            time.perf_counter_ns() - begin,
+            end - begin,
             tuple(next(best) if c.draw else None for c in plan.chunks) if logprobs else (),
         )
+
+    def _account(self, forward: int, sampling: int) -> None:
+        cycles = self._model.take_cycles()
+        scale = forward / max(1, sum(cycles.values())) / 1e9
+        for part, spent in cycles.items():
+            self.profile[part] += spent * scale
+        self.profile["sampling"] += sampling / 1e9

@@ -1,0 +1,215 @@
+"""What threads do within a step, compiled by numba: share out work, wait for it; norms, activations, products.
+
+A step is a row of phases; within a phase threads claim pieces of work, and go on when all its pieces are done. Sizes
+and addresses come in a `STEP` record. Must not know plans, files or torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import carray, njit
+
+from decode.executors.simd import (
+    LANES,
+    cycles,
+    fetch_add,
+    norm_row,
+    pointer,
+    quantize_row,
+    read_shared,
+    relax,
+    sched_yield,
+    silu_multiply_row,
+)
+from decode.executors.tiles import INT8_OFFSET, MAX_BLOCKS, MAX_ROWS, MAX_ROWS_INT8, tile
+
+SLAB = 4 * MAX_ROWS  # rows that one thread takes at a time through one strip of weights
+SPINS = 4000  # looks at a meeting point before the core is offered to others
+PIECE_BYTES, PARTS_PER_THREAD = 65536, 16  # weights that make a piece of work, and the most pieces of one product
+PHASE_BYTES = 64  # a cache line for each phase: pieces claimed, pieces done
+PHASES_PER_LAYER = 10
+BLOCK_ROW = 4 * LANES  # bytes of one row of a block: 16 float32, or 16 times 4 int8
+
+_COUNTS = (
+    "team",  # threads
+    "layers", "heads", "kv_heads", "head_dim", "hidden_size", "hidden", "inner",  # hidden, inner: padded to 16
+    "int8", "weight_bytes", "qk_norm",
+    "kv_bytes", "num_pages", "page_size", "page_blocks", "value_at", "head_page_bytes", "head_pad",
+    "mixed_width",
+    "tokens", "draws", "tiles", "tile_tokens", "tile_rows", "score_row",
+)  # fmt: skip
+_ADDRESSES = (
+    "counters", "linears", "norms", "qk_norms", "zeros", "kv",  # the model and its pages
+    "rotations", "positions", "slots", "first_row", "keys", "pages", "pages_row", "draw_rows",  # the batch
+    "tile_chunk", "tile_start",
+    "x", "spare", "act", "act_scales", "qkv", "q", "mixed", "gate_up", "scores", "outs", "logits",  # scratch
+)  # fmt: skip
+PARTS = ("linear", "attention", "other")  # cycles that thread 0 spent
+
+STEP = np.dtype(
+    [(name, np.int64) for name in (*_COUNTS, *_ADDRESSES, "clock", *PARTS)]
+    + [("eps", np.float32), ("score_scale", np.float32)],
+    align=True,
+)
+# A packed matrix of 16 * `blocks` columns and `inputs` rows; see tiles.tile for the rest.
+LINEAR = np.dtype([(name, np.int64) for name in ("weight", "blocks", "inputs", "bias", "start", "scales")])
+
+
+@njit(inline="always")
+def floats(at: int, count: int) -> Any:
+    """View `count` float32 at an address."""
+    return carray(pointer(at), count, np.float32)
+
+
+@njit(inline="always")
+def integers(at: int, count: int) -> Any:
+    """View `count` int64 at an address."""
+    return carray(pointer(at), count, np.int64)
+
+
+@njit
+def claim(step: Any, phase: int) -> int:
+    """The next piece of work of a phase that nobody has."""
+    return fetch_add(step.counters + phase * PHASE_BYTES, 1)
+
+
+@njit
+def done(step: Any, phase: int) -> None:
+    """A claimed piece is ready."""
+    fetch_add(step.counters + phase * PHASE_BYTES + 8, 1)
+
+
+@njit
+def wait(step: Any, phase: int, pieces: int) -> None:
+    """Wait for the pieces of a phase, not for threads: one that lost its core holds nobody up unless it is at work."""
+    spins = 0
+    while read_shared(step.counters + phase * PHASE_BYTES + 8) < pieces:
+        spins += 1
+        if spins < SPINS:
+            relax()
+        else:
+            sched_yield()
+
+
+@njit
+def lap(step: Any, me: int) -> int:
+    """Cycles since the last lap of thread 0; 0 for others."""
+    if me != 0:
+        return 0
+    now = cycles()
+    spent = now - step.clock
+    step.clock = now
+    return spent
+
+
+@njit
+def multiply(step: Any, phase: int, kind: Any, linear: Any, rows: int, a: int, out: int, add: bool) -> None:
+    """out [rows, 16 * blocks] = a [rows, inputs] @ weight + bias (+ out, if `add`). Pieces: columns of a slab."""
+    block_bytes = linear.inputs * (LANES if step.int8 else LANES * step.weight_bytes)
+    slabs = (rows + SLAB - 1) // SLAB
+    parts = max(step.team, min(linear.blocks * block_bytes // PIECE_BYTES, PARTS_PER_THREAD * step.team))
+    parts = min((parts + step.team - 1) // step.team * step.team, linear.blocks)
+    piece = claim(step, phase)
+    while piece < slabs * parts:
+        part, slab = piece // slabs, piece % slabs
+        first, last = linear.blocks * part // parts, linear.blocks * (part + 1) // parts
+        row = slab * SLAB
+        for block in range(first, last, MAX_BLOCKS):
+            multiply_strip(
+                step, kind, linear, row, min(rows, row + SLAB), block, min(MAX_BLOCKS, last - block), a, out, add
+            )
+        done(step, phase)
+        piece = claim(step, phase)
+    wait(step, phase, slabs * parts)
+
+
+@njit
+def multiply_strip(
+    step: Any, kind: Any, linear: Any, row: int, last: int, block: int, blocks: int, a: int, out: int, add: bool
+) -> None:
+    """Rows [row, last) times `blocks` blocks of columns."""
+    int8 = step.int8 != 0
+    a_row, depth = (linear.inputs, linear.inputs // 4) if int8 else (linear.inputs * 4, linear.inputs)
+    b_step = BLOCK_ROW if int8 else LANES * step.weight_bytes
+    out_row, at = linear.blocks * BLOCK_ROW, block * BLOCK_ROW
+    most = MAX_ROWS_INT8 if int8 else MAX_ROWS
+    groups = (last - row + most - 1) // most
+    while row < last:
+        count = (last - row + groups - 1) // groups
+        groups -= 1
+        tile(
+            kind, count, blocks, a + row * a_row, a_row,
+            linear.weight + block * depth * b_step, depth * b_step, b_step, depth,
+            linear.bias + at, linear.start + at, linear.scales + at, step.act_scales + row * 4,
+            out + row * out_row + at, out_row, add,
+        )  # fmt: skip
+        row += count
+
+
+@njit
+def row_pieces(step: Any, rows: int) -> int:
+    """Into how many pieces row work is cut: a few for each thread."""
+    return min(rows, 4 * step.team)
+
+
+@njit
+def act_row(step: Any, me: int, row: int, width: int) -> int:
+    """Where to put a float32 row that becomes an input of a product; call `seal_row` when it is there."""
+    return step.spare + me * max(step.hidden, step.inner) * 4 if step.int8 else step.act + row * width * 4
+
+
+@njit
+def seal_row(step: Any, row: int, at: int, width: int) -> None:
+    """Make the float32 row at `at` the input row of the next product: for int8, round it with a scale of its own."""
+    if step.int8:
+        scale = quantize_row(at, step.act + row * width, width // LANES, INT8_OFFSET)
+        floats(step.act_scales, row + 1)[row] = scale
+
+
+@njit
+def norm_rows(step: Any, phase: int, me: int, norm: int, rows: int, picked: bool) -> None:
+    """RMSNorm number `norm` over rows of x (all, or those that draw) into product inputs."""
+    weight = step.norms + norm * step.hidden * 4
+    wanted = integers(step.draw_rows, rows)
+    pieces = row_pieces(step, rows)
+    piece = claim(step, phase)
+    while piece < pieces:
+        for row in range(rows * piece // pieces, rows * (piece + 1) // pieces):
+            source = wanted[row] if picked else row
+            at = act_row(step, me, row, step.hidden)
+            norm_row(step.x + source * step.hidden * 4, weight, at, step.hidden // LANES, step.hidden_size, step.eps)
+            seal_row(step, row, at, step.hidden)
+        done(step, phase)
+        piece = claim(step, phase)
+    wait(step, phase, pieces)
+
+
+@njit
+def gate_rows(step: Any, phase: int, me: int) -> None:
+    """SiLU(gate) * up into product inputs."""
+    pieces = row_pieces(step, step.tokens)
+    piece = claim(step, phase)
+    while piece < pieces:
+        for row in range(step.tokens * piece // pieces, step.tokens * (piece + 1) // pieces):
+            gate = step.gate_up + row * step.inner * 8
+            at = act_row(step, me, row, step.inner)
+            silu_multiply_row(gate, gate + step.inner * 4, at, step.inner // LANES)
+            seal_row(step, row, at, step.inner)
+        done(step, phase)
+        piece = claim(step, phase)
+    wait(step, phase, pieces)
+
+
+@njit
+def seal_mixed_rows(step: Any, phase: int) -> None:
+    """Attention output into product inputs."""
+    pieces = row_pieces(step, step.tokens)
+    piece = claim(step, phase)
+    while piece < pieces:
+        for row in range(step.tokens * piece // pieces, step.tokens * (piece + 1) // pieces):
+            seal_row(step, row, step.mixed + row * step.mixed_width * 4, step.mixed_width)
+        done(step, phase)
+        piece = claim(step, phase)
+    wait(step, phase, pieces)

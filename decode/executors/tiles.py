@@ -1,0 +1,188 @@
+"""Matrix products of one register tile: some rows of activations times blocks of 16 packed columns.
+
+The same sum in the same order for every tile shape, so a row's result never depends on its neighbours. Weights are
+float32, IEEE half, bfloat16 (sums in float32) or int8 (sums exact in int32); on a CPU without a byte product for
+8 bits the sum is built from 16-bit ones, still exact. Must not know models or pages.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from decode.executors.simd import (
+    F16,
+    F32,
+    FEATURES,
+    I1,
+    I8,
+    I16,
+    I32,
+    I64,
+    LANES,
+    VF32,
+    VI32,
+    WIDE,
+    Builder,
+    Value,
+    call,
+    constant,
+    fma,
+    load,
+    loop,
+    spread,
+    store,
+)
+
+# numba types that stand for what weights and pages hold
+FLOAT, HALF, BFLOAT, BYTE = types.float32, types.int16, types.uint16, types.int8
+
+VNNI = WIDE and "avx512vnni" in FEATURES
+AVX2 = "avx2" in FEATURES
+# Activations are stored with this added, because the VNNI product wants one unsigned operand.
+INT8_OFFSET = 128 if VNNI else 0
+# Accumulators: 24 of 32 registers, or 12 of 16; the int8 product without VNNI needs more registers beside them.
+MAX_ROWS, MAX_BLOCKS = (12, 2) if WIDE else (6, 1)
+MAX_ROWS_INT8 = MAX_ROWS if VNNI else 4
+
+
+def _widen(builder: Builder, at: Value, offset: Value, kind: types.Type) -> Value:
+    """16 packed numbers as float32."""
+    if kind == FLOAT:
+        return load(builder, at, offset, VF32)
+    raw = load(builder, at, offset, ir.VectorType(F16 if kind == HALF else I16, LANES))
+    if kind == HALF:
+        return builder.fpext(raw, VF32)
+    return builder.bitcast(builder.shl(builder.zext(raw, VI32), constant(VI32, 16)), VF32)
+
+
+def _dot4(builder: Builder, total: Value, x: Value, w: Value) -> Value:
+    """total[j] += sum of x[i] * w[4 j + i] over i < 4; x one int32 holding 4 bytes, w 64 bytes. Exact."""
+    if VNNI:
+        w = builder.bitcast(w, VI32)
+        return call(builder, "llvm.x86.avx512.vpdpbusd.512", VI32, total, spread(builder, x), w)
+    if AVX2:
+        return _dot4_avx2(builder, total, x, w)
+    wide = ir.VectorType(I16, 4 * LANES)
+    product = builder.mul(builder.sext(builder.bitcast(spread(builder, x), w.type), wide), builder.sext(w, wide))
+    for i in range(4):
+        lanes = ir.Constant(VI32, [4 * j + i for j in range(LANES)])
+        part = builder.shuffle_vector(product, ir.Constant(wide, ir.Undefined), lanes)
+        total = builder.add(total, builder.sext(part, VI32))
+    return total
+
+
+def _dot4_avx2(builder: Builder, total: Value, x: Value, w: Value) -> Value:
+    """|w| times (x with the sign of w): two products of at most 127 * 127 fit 16 bits, so nothing saturates."""
+    bytes_, words, sums = ir.VectorType(I8, 32), ir.VectorType(I16, 16), ir.VectorType(I32, 8)
+    activation = builder.bitcast(spread(builder, x, 8), bytes_)
+    halves = []
+    for first in (0, 32):
+        lanes = ir.Constant(ir.VectorType(I32, 32), list(range(first, first + 32)))
+        part = builder.shuffle_vector(w, ir.Constant(w.type, ir.Undefined), lanes)
+        size = call(builder, "llvm.abs.v32i8", bytes_, part, constant(I1, 0))
+        signed = call(builder, "llvm.x86.avx2.psign.b", bytes_, activation, part)
+        pairs = call(builder, "llvm.x86.avx2.pmadd.ub.sw", words, size, signed)
+        halves.append(call(builder, "llvm.x86.avx2.pmadd.wd", sums, pairs, constant(words, 1)))
+    return builder.add(total, builder.shuffle_vector(*halves, ir.Constant(VI32, list(range(LANES)))))
+
+
+def _sums(
+    builder: Builder, kind: types.Type, rows: list[Value], b: list[Value], b_step: Value, depth: Value,
+    start: list[Value],
+) -> list[Value]:  # fmt: skip
+    """Accumulators, row by row, after `depth` steps of one k (of four for int8)."""
+    int8 = kind == BYTE
+
+    def step(k: Value, totals: list[Value]) -> list[Value]:
+        at = builder.mul(k, b_step)
+        if int8:
+            columns = [load(builder, block, at, ir.VectorType(I8, 4 * LANES)) for block in b]
+        else:
+            columns = [_widen(builder, block, at, kind) for block in b]
+        new: list[Value] = []
+        for row in rows:
+            x = load(builder, row, builder.mul(k, constant(I64, 4)), I32 if int8 else F32)
+            for column in columns:
+                total = totals[len(new)]
+                new.append(
+                    _dot4(builder, total, x, column) if int8 else fma(builder, spread(builder, x), column, total)
+                )
+        return new
+
+    return loop(builder, depth, start, step)
+
+
+def _tile(builder: Builder, kind: types.Type, rows: int, blocks: int, args: list[Value]) -> None:
+    a, a_row, b, b_apart, b_step, depth, bias, start, column_scales, row_scales, out, out_row, add = args
+    columns = [builder.add(b, builder.mul(b_apart, constant(I64, j))) for j in range(blocks)]
+    lines = [builder.add(a, builder.mul(a_row, constant(I64, r))) for r in range(rows)]
+    if kind == BYTE:
+        first = [load(builder, start, 64 * j, VI32) for j in range(blocks)]
+    else:
+        first = [constant(VF32, 0.0)] * blocks
+    totals = _sums(builder, kind, lines, columns, b_step, depth, first * rows)
+    for r in range(rows):
+        line = builder.add(out, builder.mul(out_row, constant(I64, r)))
+        for j in range(blocks):
+            total = totals[r * blocks + j]
+            if kind == BYTE:
+                scale = spread(builder, load(builder, row_scales, 4 * r, F32))
+                scale = builder.fmul(scale, load(builder, column_scales, 64 * j, VF32))
+                total = builder.fmul(builder.sitofp(total, VF32), scale)
+            total = builder.fadd(total, load(builder, bias, 64 * j, VF32))
+            total = builder.select(add, builder.fadd(total, load(builder, line, 64 * j, VF32)), total)
+            store(builder, total, line, 64 * j)
+
+
+@intrinsic
+def put(typing: Any, kind: Any, at: Any, value: Any) -> Any:
+    """Store a float32 at an address as what `kind` stands for, rounded to nearest even."""
+
+    def generate(context: Any, builder: Builder, signature: Any, args: Any) -> Any:
+        _, at, value = args
+        if kind == HALF:
+            value = builder.fptrunc(value, F16)
+        elif kind == BFLOAT:
+            bits = builder.bitcast(value, I32)
+            odd = builder.and_(builder.lshr(bits, constant(I32, 16)), constant(I32, 1))
+            bits = builder.add(bits, builder.add(odd, constant(I32, 0x7FFF)))
+            value = builder.trunc(builder.lshr(bits, constant(I32, 16)), I16)
+        store(builder, value, at, 0)
+        return context.get_dummy_value()
+
+    return types.void(kind, types.int64, types.float32), generate
+
+
+@intrinsic
+def tile(
+    typing: Any, kind: Any, rows: Any, blocks: Any, a: Any, a_row: Any, b: Any, b_apart: Any, b_step: Any, depth: Any,
+    bias: Any, start: Any, column_scales: Any, row_scales: Any, out: Any, out_row: Any, add: Any,
+) -> Any:  # fmt: skip
+    """out[r, 16 j:] = sum over k of a[r, k] * b[j, k] + bias (+ out, if `add`), for r < rows, j < blocks.
+
+    All but `kind`, `rows`, `blocks`, `depth` and `add` are addresses, or distances in bytes. `kind` is any value of the
+    type that stands for what `b` holds: blocks `b_apart`, in each 16 columns per k, `b_step` from k to k.
+    int8: four k at once, `a` bytes + INT8_OFFSET, int32 sums begin at `start`, then times the two scales.
+    """
+
+    def generate(context: Any, builder: Builder, signature: Any, args: Any) -> Any:
+        _, rows, blocks, *rest = args
+        done = builder.append_basic_block("done")
+        most = MAX_ROWS_INT8 if kind == BYTE else MAX_ROWS
+        shapes = [(r, j) for r in range(1, most + 1) for j in range(1, MAX_BLOCKS + 1)]
+        which = builder.add(builder.mul(rows, constant(I64, MAX_BLOCKS)), blocks)
+        choice = builder.switch(which, done)
+        for r, j in shapes:
+            block = builder.append_basic_block(f"tile_{r}_{j}")
+            choice.add_case(constant(I64, r * MAX_BLOCKS + j), block)
+            builder.position_at_end(block)
+            _tile(builder, kind, r, j, rest)
+            builder.branch(done)
+        builder.position_at_end(done)
+        return context.get_dummy_value()
+
+    return types.void(kind, *[types.int64] * 14, types.boolean), generate
