@@ -80,6 +80,7 @@ class Driver:
     def _execute(self, plan: StepPlan) -> StepResult | None:
         try:
             result = self.executor.execute(plan)
+            _check_fit(plan, result)
         except Exception as error:  # whatever a step raises, its requests get it as their end and the loop goes on
             self.failures += 1
             self.engine.fail(f"step {plan.step} failed: {type(error).__name__}: {error}", self.clock.now())
@@ -88,3 +89,15 @@ class Driver:
         self.clock.spend(result.elapsed)
         self.engine.commit(plan, result, self.clock.now())
         return result
+
+
+def _check_fit(plan: StepPlan, result: StepResult) -> None:
+    """Raise ValueError unless every chunk has its token or None, as it asked: half a result must not be committed."""
+    chunks, tokens, logprobs = plan.chunks, result.tokens, result.logprobs
+    for name, values in (("tokens", tokens), ("logprobs", logprobs)):
+        if len(values) != len(chunks) and (values or name == "tokens"):
+            raise ValueError(f"the executor gave {len(values)} {name} for {len(chunks)} chunks")
+    for at, (chunk, token) in enumerate(zip(chunks, tokens, strict=True)):
+        if (chunk.draw is None) != (token is None):
+            wanted = "none" if chunk.draw is None else "a token"
+            raise ValueError(f"the executor gave {token} for chunk {at}, which asked for {wanted}")

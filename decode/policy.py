@@ -27,14 +27,14 @@ def chunk(remaining: int, budget: int) -> int:
     return min(remaining, budget)
 
 
-def may_start(config: EngineConfig, running: int, running_before: int) -> bool:
-    """Whether one more sequence may join: `running` now, `running_before` when the step was begun.
+def may_start(config: EngineConfig, running: int, running_before: int, budget: int) -> bool:
+    """Whether one more sequence may join: `running` now, `running_before` when the step was begun, tokens left in it.
 
-    serial: one at a time. static: a batch forms while nothing runs and takes nobody in until all of it has ended.
-    continuous: whenever a slot is free.
+    serial: one at a time. static: a batch forms while nothing runs and takes nobody in until all of it has ended; it
+    fills its slots even when the step has no tokens left for them. continuous: whenever a slot and tokens are free.
     """
     if config.mode == "serial":
         return running == 0
-    if config.mode == "static" and running_before > 0:
-        return False
-    return running < config.max_num_seqs
+    if config.mode == "static":
+        return running_before == 0 and running < config.max_num_seqs
+    return budget > 0 and running < config.max_num_seqs

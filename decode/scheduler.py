@@ -147,9 +147,9 @@ class Scheduler:
         return budget
 
     def _admit(self, step: int, chunks: list[Chunk], copies: list[Copy], budget: int) -> None:
-        """Start waiting sequences while slots, pages and budget last; the first that does not fit stops the queue."""
+        """Start waiting sequences while policy and pages allow; the first that does not fit stops the queue."""
         before = len(self.running)
-        while budget > 0 and policy.may_start(self.config, len(self.running), before):
+        while policy.may_start(self.config, len(self.running), before, budget):
             queue, sequence = self._head()
             if sequence is None:
                 return
@@ -167,7 +167,8 @@ class Scheduler:
             copies.extend(todo)
             insort(self.running, sequence, key=lambda s: s.key)
             size = policy.chunk(sequence.remaining, budget)
-            chunks.append(self._chunk(sequence, size, step))
+            if size:
+                chunks.append(self._chunk(sequence, size, step))
             budget -= size
 
     def _head(self) -> tuple[Queue, Sequence | None]:

@@ -357,6 +357,24 @@ def test_serial_runs_one_at_a_time_and_static_waits_for_the_whole_batch() -> Non
     assert running_per_step("continuous") == [3, 4, 2, 1]
 
 
+def test_a_static_batch_fills_its_slots_however_small_the_token_budget() -> None:
+    """A step's budget holds one of these prompts; a batch of one would make static look like serial."""
+    bench = Bench(small(mode="static", max_num_seqs=3, num_pages=64))
+    bench.submit(*(request(n, 16, 4) for n in "abcd"))
+    bench.step()
+    assert [s.request.id for s in bench.engine.scheduler.running] == ["a", "b", "c"]
+    assert [len(c.tokens) for c in bench.plans[0].chunks] == [16]
+    bench.run()
+    ends = [e.request_id for e in bench.events if isinstance(e, Finished)]
+    starts = [e.request_id for e in bench.events if isinstance(e, Started)]
+    assert ends == starts == ["a", "b", "c", "d"]
+    last_of_c, start_of_d = (
+        bench.end("c").time,
+        next(e.time for e in bench.events if isinstance(e, Started) and e.request_id == "d"),
+    )
+    assert start_of_d >= last_of_c
+
+
 def test_history_is_given_only_to_draws_with_penalties() -> None:
     bench = Bench(small())
     bench.submit(request("a", (1, 2, 3), 3, presence_penalty=1.0), request("b", (4, 5), 3))
