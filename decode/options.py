@@ -13,7 +13,8 @@ from typing import Any, Literal, get_args
 from decode.config import NS, ConfigError, Mode, TierConfig
 
 Weights = Literal["fp32", "bf16", "fp16", "int8"]
-_SIZE = re.compile(r"(\d+)(KiB|MiB|GiB)")
+_COUNT = re.compile(r"[0-9]{1,18}")
+_SIZE = re.compile(r"0*([1-9][0-9]{0,17})(KiB|MiB|GiB)")
 _UNIT = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
@@ -65,8 +66,14 @@ def _refuse(name: str, text: str, allowed: str) -> ConfigError:
 
 
 def _count(name: str, text: str) -> int:
-    if not text.isascii() or not text.isdigit():
-        raise _refuse(name, text, "a whole number")
+    if not _COUNT.fullmatch(text) or int(text) < 1:
+        raise _refuse(name, text, "a whole number >= 1")
+    return int(text)
+
+
+def _threads(name: str, text: str) -> int:
+    if not _COUNT.fullmatch(text):
+        raise _refuse(name, text, "a whole number >= 0; 0 = all cores")
     return int(text)
 
 
@@ -123,9 +130,9 @@ def _tiers(name: str, text: str) -> tuple[TierConfig, ...]:
 def _tier(path: str, values: object) -> TierConfig:
     if not isinstance(values, dict) or set(values) - {"queue_timeout_ms", "max_queue"}:
         raise _refuse(path, json.dumps(values), "an object with queue_timeout_ms and max_queue, both optional")
-    for key, value in values.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise _refuse(f"{path}.{key}", json.dumps(value), "a whole number >= 0")
+    for key, value in values.items():  # 0 is refused: it would turn every request away, where others mean "no limit"
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise _refuse(f"{path}.{key}", json.dumps(value), "a whole number >= 1; leave it out for no limit")
     timeout = values.get("queue_timeout_ms")
     return TierConfig(
         path.partition(".")[2],
@@ -142,6 +149,7 @@ _PARSERS: dict[str, Any] = {
     "mode": _one_of(*get_args(Mode)),
     "weights": _one_of(*get_args(Weights)),
     "device": _device,
+    "threads": _threads,
     "default_tier": lambda name, text: text,
     "tiers": _tiers,
 }
