@@ -81,11 +81,13 @@ def percentile(value: object) -> Fraction:
 
 
 def show_duration(ns: float) -> str:
-    """For people: `850 ms`, `2.50 s`, `∞`."""
+    """For people: `4.2 ms`, `850 ms`, `2.5 s`, `∞`."""
     if ns == float("inf"):
         return "∞"
-    ms = ns / 10**6
-    return f"{ms:.1f} ms" if ms < 10 else f"{ms:.0f} ms" if ms < 1000 else f"{ms / 1000:.2f} s"
+    ms = round(ns / 10**6, 1)
+    if ms < 999.5:
+        return f"{ms:.0f} ms" if ms >= 10 else f"{ms:g} ms"
+    return f"{round(ms / 1000, 2):g} s"
 
 
 def show_percentile(q: Fraction) -> str:

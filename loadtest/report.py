@@ -79,7 +79,7 @@ def show(report: Report, console: Console) -> None:
 def _headline(summary: ClassSummary) -> str:
     return (
         f"[bold]{summary.tier}[/bold]: sent {summary.sent}, ok {summary.ok}, rejected {summary.rejected}, failed "
-        f"{summary.failed} · offered {summary.offered:.2f}/s, achieved {summary.achieved:.2f}/s · "
+        f"{summary.failed}\noffered {summary.offered:.2f}/s, achieved {summary.achieved:.2f}/s, "
         f"{summary.output_rate:.1f} output tokens/s"
     )
 

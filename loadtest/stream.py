@@ -82,7 +82,6 @@ class _Answer:
         self.outcome: Outcome = "failed"
         self._sent = sent
         self._end: int | None = None
-        self._last: int | None = None
         self._messages: list[tuple[int, int]] = []
         self._tokens = 0
         self._usage: dict[str, int] = {}
@@ -90,14 +89,18 @@ class _Answer:
         self._error = ""
 
     def take(self, now: int, result: triton.InferResult) -> None:
-        """Tokens of a message: the growth of `usage.output_tokens` if it has that, else one if it has text."""
+        """Tokens of a message: one, unless it carries `usage`, which tells how many have come in all.
+
+        A server that tells usage only at the end, and put several tokens into an earlier message, has them counted to
+        its last message. A message without text still holds a token: half a character.
+        """
         usage = _text(result, "usage")
         self._finish_reason = _text(result, "finish_reason") or self._finish_reason
         if usage:
             self._usage = json.loads(usage)
             tokens = self._usage["output_tokens"] - self._tokens
         else:
-            tokens = 1 if _text(result, "text_output") else 0
+            tokens = 1 if result.as_numpy("text_output") is not None else 0
         if tokens > 0:
             self._messages.append((now, tokens))
             self._tokens += tokens

@@ -127,7 +127,7 @@ def _none(reason: str) -> tuple[Ruling, str]:
 def _rule(latency: Latency, q: Fraction, target: int) -> tuple[Ruling, str]:
     count, needed = len(latency.samples), samples_needed(q)
     if count < needed:
-        return _none(f"too few samples: {count}, and {show_percentile(q)} needs {needed}; run longer or promise less")
+        return _none(f"too few samples: {count}, and {show_percentile(q)} needs {needed}; run longer")
     value = percentile(latency.samples, q)
     if value <= target:
         return "kept", f"{show_duration(value)} of {show_duration(target)}"

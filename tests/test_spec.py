@@ -135,5 +135,8 @@ def test_a_memory_size_without_a_known_unit_is_refused(value: object) -> None:
 def test_quantities_are_shown_to_people() -> None:
     assert quantity.show_duration(4_200_000) == "4.2 ms"
     assert quantity.show_duration(850_000_000) == "850 ms"
-    assert quantity.show_duration(2_504_000_000) == "2.50 s"
+    assert quantity.show_duration(999_700_000) == "1 s"
+    assert quantity.show_duration(2_504_000_000) == "2.5 s"
+    assert quantity.show_duration(20_000_000_000) == "20 s"
+    assert quantity.show_duration(float("inf")) == "∞"
     assert quantity.show_percentile(Fraction(999, 1000)) == "P99.9"

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -24,6 +24,11 @@ DRAIN = 30 * 10**9  # ns
 REPOSITORY = Path("model_repository")
 
 
+def duration_option() -> Any:
+    """`--duration 60s`, in ns."""
+    return typer.Option(help="how long to send", parser=_duration, metavar="TIME")
+
+
 def _duration(text: str) -> int:
     try:
         return quantity.duration(text)
@@ -34,7 +39,7 @@ def _duration(text: str) -> int:
 def run(
     sla: Annotated[Path, typer.Argument(help="SLA file", metavar="SLA.yaml")],
     url: Annotated[str, typer.Option(help="gRPC endpoint of the server")] = "127.0.0.1:8001",
-    duration: Annotated[int, typer.Option(help="how long to send", parser=_duration, metavar="TIME")] = "60s",  # type: ignore[assignment]
+    duration: Annotated[int, duration_option()] = "60s",  # type: ignore[assignment]
     rate_scale: Annotated[float, typer.Option(help="multiply the declared rates", min=1e-6)] = 1.0,
     seed: Annotated[int, typer.Option(help="arrivals, lengths and prompts follow from it")] = 0,
     model: Annotated[str | None, typer.Option(help="model to load; needed when the file declares several")] = None,

@@ -1,0 +1,183 @@
+"""`gapless demo`: builds the model, serves it, measures what this machine sustains, loads it with 60 % of that, judges.
+
+Wires the other commands; the server it starts is gone when it ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+
+from config_gen.spec import LlmModel, Spec, Tier, load
+from gapless.commands.build import build
+from gapless.commands.loadtest import (
+    REPOSITORY,
+    duration_option,
+    find_prompts,
+    load_model,
+    pick_model,
+    progress_bar,
+    tell,
+)
+from gapless.processes import die_with_parent
+from loadtest import capacity
+from loadtest.arrivals import schedule
+from loadtest.percentiles import samples_needed
+from loadtest.prompts import Prompts
+
+BURST = 12 * 10**9  # ns of the capacity measurement
+BURST_REQUESTS = 2000  # more than a burst can end
+SHARE = 0.6  # of the capacity, that the load asks for
+MINUTE = 60 * 10**9  # ns
+LONGEST = 5 * MINUTE
+START_SECONDS = 180.0
+STOP_SECONDS = 40.0
+LOG = Path("out/demo/server.log")
+
+
+class DemoError(RuntimeError):
+    """The demo could not be held; one line."""
+
+    exit_status = 1
+
+
+def run(
+    sla: Annotated[Path, typer.Argument(help="SLA file", metavar="SLA.yaml")],
+    duration: Annotated[int | None, duration_option()] = None,
+    seed: Annotated[int, typer.Option(help="arrivals, lengths and prompts follow from it")] = 0,
+    samples: Annotated[Path | None, typer.Option(help="write raw samples, one JSON line a request")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="write the report as JSON")] = None,
+) -> None:
+    """Exit 0 when all targets were kept, 1 when not, 2 on bad input."""
+    signal.signal(signal.SIGTERM, _leave)
+    console = Console()
+    spec = load(sla)
+    name, model = pick_model(spec, None)
+    console.print(f"Building {name} from {model.source} …", highlight=False)
+    build(model.source, REPOSITORY / name / "1")
+    prompts = find_prompts(name, None)
+    console.print("Starting the server …")
+    with server(serve_command(spec, name, model)) as url:
+        sustained, scale = fit(console, url, name, model, prompts, seed)
+        duration = duration or long_enough(model, scale, seed, prompts)
+        console.print(f"Loading it for {duration / 1e9:g} s …", highlight=False)
+        result = load_model(name, model, prompts, url, duration, scale, seed, samples)
+    note = (
+        f"Capacity measured: {sustained:.2f} requests/s of this mix. Declared rates scaled by {scale:.2f}, to "
+        f"{SHARE:.0%} of it."
+    )
+    console.print()
+    result = replace(result, notes=[*result.notes, note])
+    tell(result, json_file)
+    raise typer.Exit(0 if result.held else 1)
+
+
+def fit(console: Console, url: str, name: str, model: LlmModel, prompts: Prompts, seed: int) -> tuple[float, float]:
+    """Capacity of the declared mix in requests/s, and the scale at which the declared rates are SHARE of it."""
+    declared = sum(shape.rate for shape in model.traffic.values())
+    long = int(BURST_REQUESTS / declared * 1e9)
+    # Another seed than that of the load: its prompts must not be in the cache already.
+    mix = schedule(model.traffic, long, 1.0, seed + 1, prompts, model.max_model_len)
+    console.print(f"Measuring capacity for {BURST / 1e9:g} s …", highlight=False)
+    with progress_bar("Measuring capacity", BURST) as seen:
+        sustained = capacity.measure(url, name, mix, BURST, seen)
+    scale = SHARE * sustained / declared
+    console.print(
+        f"It sustains {sustained:.2f} requests/s of this mix; the declared {declared:g}/s are scaled by {scale:.2f} to "
+        f"{SHARE * sustained:.2f}/s, {SHARE:.0%} of that.",
+        highlight=False,
+    )
+    return sustained, scale
+
+
+def long_enough(model: LlmModel, scale: float, seed: int, prompts: Prompts) -> int:
+    """A minute in ns, or more on a slow machine: every tier with targets must send enough requests to be judged."""
+    needed = {tier: samples_needed(promised.at) for tier, promised in model.targets.items() if tier in model.traffic}
+    duration = MINUTE
+    while duration < LONGEST:
+        planned = schedule(model.traffic, duration, scale, seed, prompts, model.max_model_len)
+        if all(sum(request.tier == tier for request in planned) >= count for tier, count in needed.items()):
+            break
+        duration += MINUTE // 6
+    return duration
+
+
+@contextmanager
+def server(command: list[str]) -> Iterator[str]:
+    """`gapless serve` on free ports, stopped at the end; yields its gRPC endpoint. Raises DemoError."""
+    LOG.parent.mkdir(parents=True, exist_ok=True)
+    triton_log = LOG.with_name("tritonserver.log")
+    triton_log.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(prefix="gapless-") as folder, LOG.open("w") as log:
+        ready = Path(folder) / "ready.json"
+        process = subprocess.Popen(
+            [*command, "--ready-file", str(ready), "--log-file", str(triton_log)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C is ours to answer: the load ends first, then the server
+            preexec_fn=partial(die_with_parent, os.getpid()),
+        )
+        try:
+            yield f"127.0.0.1:{_ready(process, ready)['grpc_port']}"
+        finally:
+            process.terminate()
+            try:
+                process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def serve_command(spec: Spec, name: str, model: LlmModel) -> list[str]:
+    """The command line that serves the model under the limits of the SLA file."""
+    options = {
+        "weights": model.weights,
+        "max_model_len": str(model.max_model_len),
+        "tiers": json.dumps({tier: _limits(limits) for tier, limits in spec.tiers.items()}),
+    }
+    command = [sys.executable, "-m", "gapless", "serve", "--model-repository", str(REPOSITORY), "--model", name]
+    for kind in ("http", "grpc", "metrics"):
+        command += [f"--{kind}-port", "0"]
+    for option, value in options.items():
+        command += ["--option", f"{option}={value}"]
+    return command
+
+
+def _limits(tier: Tier) -> dict[str, int]:
+    """A tier in the words of the option `tiers`."""
+    limits = {"max_queue": tier.max_queue, "queue_timeout_ms": tier.queue_timeout and -(-tier.queue_timeout // 10**6)}
+    return {name: value for name, value in limits.items() if value is not None}
+
+
+def _ready(process: subprocess.Popen[bytes], ready: Path) -> dict[str, int]:
+    """The facts in the ready file, once it is there. Raises DemoError."""
+    until = time.monotonic() + START_SECONDS
+    while time.monotonic() < until:
+        if ready.exists():
+            facts: dict[str, int] = json.loads(ready.read_text())
+            return facts
+        if process.poll() is not None:
+            said = LOG.read_text(errors="replace").strip().splitlines() or ["nothing"]
+            raise DemoError(f"the server ended with status {process.returncode}: {said[-1]} (all of it in {LOG})")
+        time.sleep(0.1)
+    raise DemoError(f"the server was not ready within {START_SECONDS:g} s; see {LOG}")
+
+
+def _leave(number: int, frame: object) -> NoReturn:
+    """SIGTERM ends this like an exception, so that the server is stopped."""
+    sys.exit(128 + number)
