@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from math import isfinite
 
 MAX_SEED = 2**63 - 1
 MAX_LOGPROBS = 20
+MAX_REAL = 1e308
+MAX_STOPS = 32
+MAX_STOP_LENGTH = 256  # characters
+MAX_STOP_IDS = 256
 
 
 class InvalidRequest(ValueError):
@@ -40,7 +43,8 @@ class RejectReason(StrEnum):
 
 def _require(ok: bool, field: str, value: object, allowed: str) -> None:
     if not ok:
-        raise InvalidRequest(f"{field}: {value!r} is not allowed; {allowed}")
+        text = repr(value)
+        raise InvalidRequest(f"{field}: {text if len(text) <= 80 else text[:77] + '...'} is not allowed; {allowed}")
 
 
 def _is_int(value: object) -> bool:
@@ -48,14 +52,15 @@ def _is_int(value: object) -> bool:
 
 
 def _is_real(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= MAX_REAL
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How tokens are drawn. Field names and meanings are those of vLLM, so that existing clients work.
 
-    Raises InvalidRequest on construction when a field has a wrong type or lies outside its range.
+    Raises InvalidRequest on construction when a field has a wrong type or lies outside its range. Ranges are narrower
+    than vLLM's where a value could make a row impossible to draw, as that fails the step for everybody in it.
     """
 
     max_tokens: int = 16
@@ -86,10 +91,10 @@ class SamplingParams:
         _require(_is_real(self.top_p) and 0 < self.top_p <= 1, "top_p", self.top_p, "a number in (0, 1]")
         _require(_is_real(self.min_p) and 0 <= self.min_p <= 1, "min_p", self.min_p, "a number in [0, 1]")
         _require(
-            _is_real(self.repetition_penalty) and self.repetition_penalty > 0,
+            _is_real(self.repetition_penalty) and 0.01 <= self.repetition_penalty <= 100,
             "repetition_penalty",
             self.repetition_penalty,
-            "a number > 0",
+            "a number from 0.01 to 100",
         )
         for field in ("presence_penalty", "frequency_penalty"):
             value = getattr(self, field)
@@ -100,12 +105,18 @@ class SamplingParams:
             self.seed,
             f"an integer from 0 to {MAX_SEED}",
         )
-        _require(all(isinstance(s, str) and s for s in self.stop), "stop", self.stop, "non-empty strings")
         _require(
-            all(_is_int(t) and t >= 0 for t in self.stop_token_ids),
+            len(self.stop) <= MAX_STOPS
+            and all(isinstance(s, str) and 0 < len(s) <= MAX_STOP_LENGTH for s in self.stop),
+            "stop",
+            self.stop,
+            f"at most {MAX_STOPS} strings of 1 to {MAX_STOP_LENGTH} characters",
+        )
+        _require(
+            len(self.stop_token_ids) <= MAX_STOP_IDS and all(_is_int(t) and t >= 0 for t in self.stop_token_ids),
             "stop_token_ids",
             self.stop_token_ids,
-            "integers >= 0",
+            f"at most {MAX_STOP_IDS} integers >= 0",
         )
         _require(isinstance(self.ignore_eos, bool), "ignore_eos", self.ignore_eos, "true or false")
         _require(
