@@ -93,8 +93,10 @@ class Frontend:
 
     @property
     def failure(self) -> str | None:
-        """Why the service is broken, or None."""
+        """Why the service is broken, or None; a service that was told to stop is not."""
         service = self._service
+        if self._draining:
+            return None
         if service.failure is not None:
             return service.failure
         if not service.healthy:
@@ -114,6 +116,9 @@ class Frontend:
             request = Request(request_id, self._tokens(call), _seeded(call), tier)
         except InvalidRequest as error:
             self._refuse(tier, RejectReason.INVALID, str(error), client)
+            return
+        except Exception as error:  # a defect of ours, which must not leave the client without an answer
+            client.fail(Fault.INTERNAL, f"{type(error).__name__}: {error}")
             return
         failure = self.failure
         entry = _Open(call, client, tier)

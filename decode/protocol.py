@@ -115,7 +115,7 @@ def _echo(raw: RawRequest, text: str | None, stream: bool) -> str:
     if raw.exclude_input_in_output:
         return ""
     if stream:
-        raise InvalidRequest("exclude_input_in_output: false is not allowed with stream; leave it out or set it to true")
+        raise InvalidRequest("exclude_input_in_output: false is not allowed with stream; leave it out or say true")
     if not text:
         raise InvalidRequest("exclude_input_in_output: false is allowed with text_input only")
     return text
@@ -157,7 +157,7 @@ def _value(name: str, value: Any) -> Any:
 
 
 def _messages(text: str) -> list[dict[str, Any]]:
-    """A conversation: `[{"role": "user", "content": "..."}]`; content may be a list of text parts, as in OpenAI's API."""
+    """A conversation: `[{"role": "user", "content": "..."}]`; content may be a list of text parts as well."""
     try:
         found = json.loads(text) if text else []
     except (ValueError, RecursionError) as error:

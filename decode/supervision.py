@@ -27,6 +27,7 @@ class Report:
     pid: int
     open: int = 0
     failure: str | None = None
+    drained: bool = False  # takes no more requests and has none open
     leaving: bool = False
 
     def line(self) -> bytes:
@@ -39,7 +40,7 @@ class Report:
 
 
 class Link:
-    """A model's end of the line. Reports may come from any thread; `on_drain(seconds)` is called on a thread of its own.
+    """A model's end of the line. Reports may come from any thread; `on_drain(seconds)` has a thread of its own.
 
     When the launcher goes away this process ends too: the server it belongs to is going down with it.
     """

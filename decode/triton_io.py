@@ -1,6 +1,7 @@
 """The edge to Triton: the only file that knows pb_utils. Tensors in, tensors out, metrics, one house-keeping thread.
 
-Must not know scheduling or how tokens are made; what a request means is decode.protocol's, how it ends decode.frontend's.
+Must not know scheduling or how tokens are made. What a request means is decode.protocol's, how it ends
+decode.frontend's.
 """
 
 from __future__ import annotations
@@ -184,17 +185,17 @@ class ChatModel:
         self._stop = threading.Event()
         self._broken_since: float | None = None
         self._metrics.publish(service, True)
-        self._link = Link.from_environment(self._frontend.drain)
+        self._drained = False
+        self._link = Link.from_environment(self._drain)
         self._report()
         self._keeper = threading.Thread(target=self._keep_house, name="gapless-house", daemon=True)
         self._keeper.start()
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
-            first = self._frontend.open == 0
+            if self._frontend.open == 0:
+                self._report(opening=1)  # before anything can go wrong: the launcher must know whom a death would hit
             self._frontend.take(request.request_id(), read_request(request), TritonClient(request, self._service))
-            if first:
-                self._report()  # the launcher must know that there is something to save
 
     def is_ready(self) -> bool:
         """For Triton versions that ask."""
@@ -210,10 +211,17 @@ class ChatModel:
         if self._link is not None:
             self._link.close()
 
-    def _report(self, leaving: bool = False) -> None:
+    def _report(self, opening: int = 0, leaving: bool = False) -> None:
         if self._link is not None:
-            frontend = self._frontend
-            self._link.send(Report(self._name, os.getpid(), frontend.open, frontend.failure, leaving))
+            front = self._frontend
+            self._link.send(
+                Report(self._name, os.getpid(), front.open + opening, front.failure, self._drained, leaving)
+            )
+
+    def _drain(self, seconds: float) -> None:
+        self._frontend.drain(seconds)
+        self._drained = True
+        self._report()
 
     def _keep_house(self) -> None:
         """Find clients that left, keep metrics and the launcher informed, end what a broken service left open."""

@@ -1,0 +1,126 @@
+"""`gapless serve`: from command line words to a Launcher."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from decode.options import ServiceOptions
+from gapless.supervisor import Launcher, Plan
+from gapless.triton_http import pick_port, port_is_free
+from gapless.tritonserver import find_server, shared_memory_warning
+
+CURL_BODY = (
+    r'{"messages": "[{\"role\": \"user\", \"content\": \"What is the capital of France?\"}]", '
+    r'"stream": true, "max_tokens": 64, "temperature": 0}'
+)
+
+
+class BadUse(ValueError):
+    """Words on the command line that cannot be followed."""
+
+    exit_status = 2
+
+
+def run(
+    model_repository: Annotated[Path, typer.Option(help="Folder of models, as tritonserver takes it.")] = Path(
+        "model_repository"
+    ),
+    model: Annotated[list[str] | None, typer.Option(help="Model to load; may be repeated. Default: all.")] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    http_port: Annotated[int, typer.Option(help="0 picks a free one.")] = 8000,
+    grpc_port: Annotated[int, typer.Option(help="0 picks a free one.")] = 8001,
+    metrics_port: Annotated[int, typer.Option(help="0 picks a free one.")] = 8002,
+    drain_timeout: Annotated[float, typer.Option(help="Seconds that running requests get after SIGTERM.")] = 30.0,
+    option: Annotated[list[str] | None, typer.Option(help="key=value: overrides a parameter of config.pbtxt.")] = None,
+    ready_file: Annotated[Path | None, typer.Option(help="JSON file with ports and pids, there while ready.")] = None,
+    log_file: Annotated[Path | None, typer.Option(help="Where tritonserver's log goes. Default: stderr.")] = None,
+    flags: Annotated[list[str] | None, typer.Argument(help="After --: more flags for tritonserver.")] = None,
+) -> None:
+    """Start Triton with a model repository, wait until it answers, and keep it alive until SIGTERM or Ctrl-C."""
+    models = tuple(model or _models_in(model_repository))
+    ports = _ports(host, {"http": http_port, "grpc": grpc_port, "metrics": metrics_port})
+    if drain_timeout < 0:
+        raise BadUse(f"--drain-timeout: {drain_timeout:g} is not allowed; seconds >= 0")
+    plan = Plan(
+        repository=model_repository.resolve(),
+        models=models,
+        host=host,
+        http_port=ports["http"],
+        grpc_port=ports["grpc"],
+        metrics_port=ports["metrics"],
+        drain_timeout=drain_timeout,
+        options=_options(option or []),
+        flags=(*_flags_without_gpu(), *(flags or ())),
+        ready_file=ready_file,
+    )
+    server = find_server()
+    if warning := shared_memory_warning(len(models)):
+        _say(f"warning: {warning}")
+    _say(f"starting tritonserver ({server.origin}) with {', '.join(models)}")
+    with log_file.open("ab") if log_file else nullcontext(sys.stderr.buffer) as log:
+        launcher = Launcher(plan, server, _say, log)
+        raise typer.Exit(asyncio.run(launcher.run(lambda: _introduce(plan, launcher.http.host))))
+
+
+def _say(text: str) -> None:
+    print(f"gapless: {text}", flush=True)
+
+
+def _introduce(plan: Plan, host: str) -> None:
+    """Addresses, and a line to paste into a shell."""
+    where = f"[{host}]" if ":" in host else host
+    _say(f"HTTP    http://{where}:{plan.http_port}")
+    _say(f"gRPC    {where}:{plan.grpc_port}")
+    _say(f"metrics http://{where}:{plan.metrics_port}/metrics")
+    url = f"http://{where}:{plan.http_port}/v2/models/{plan.models[0]}/generate_stream"
+    _say("ask it something:")
+    print(f"curl -sN {url} -d {shlex.quote(CURL_BODY)}", flush=True)
+
+
+def _models_in(repository: Path) -> list[str]:
+    if not repository.is_dir():
+        raise BadUse(f"--model-repository: {repository} is not a folder")
+    models = sorted(path.parent.name for path in repository.glob("*/config.pbtxt"))
+    if not models:
+        raise BadUse(f"--model-repository: {repository} holds no model (no */config.pbtxt)")
+    return models
+
+
+def _ports(host: str, wanted: dict[str, int]) -> dict[str, int]:
+    """Numbers that are free now. Raises BadUse naming the option at fault."""
+    ports: dict[str, int] = {}
+    for name, port in wanted.items():
+        if not 0 <= port <= 65535:
+            raise BadUse(f"--{name}-port: {port} is not allowed; 0 to 65535")
+        while port == 0 or (wanted[name] == 0 and port in ports.values()):
+            port = pick_port(host)
+        if port in ports.values():
+            raise BadUse(f"--{name}-port: {port} is given twice; each port needs a number of its own")
+        if not port_is_free(host, port):
+            raise BadUse(f"--{name}-port: {port} is in use on {host}; name another, or 0 for any free one")
+        ports[name] = port
+    return ports
+
+
+def _options(words: list[str]) -> dict[str, str]:
+    """`key=value` words, checked as the model will check them. Raises BadUse or ConfigError."""
+    options: dict[str, str] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise BadUse(f"--option: {word!r} is not allowed; key=value")
+        options[key] = value
+    ServiceOptions.from_parameters(options)
+    return options
+
+
+def _flags_without_gpu() -> list[str]:
+    """Without a GPU the server need not look for one."""
+    return [] if Path("/dev/nvidiactl").exists() else ["--allow-gpu-metrics=false", "--pinned-memory-pool-byte-size=0"]
