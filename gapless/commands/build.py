@@ -6,14 +6,14 @@ Wires the builder to the readers that will load its files; holds no logic of its
 from __future__ import annotations
 
 import json
-import time
+import threading
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import Progress, TaskID
+from rich.progress import Progress
 from rich.table import Table
 
 from builders.errors import BuildError
@@ -25,21 +25,21 @@ QUIET_SECONDS = 2.0  # work shorter than this shows no progress bar
 
 
 class _Bar:
-    """A progress bar that appears once the work has taken two seconds."""
+    """A progress bar that appears once the work has taken two seconds, whether or not anything is reported then."""
 
     def __init__(self, console: Console) -> None:
         self._bars = Progress(console=console, transient=True)
-        self._since = time.monotonic()
-        self._task: TaskID | None = None
+        self._task = self._bars.add_task("starting", total=None)
+        self._timer = threading.Timer(QUIET_SECONDS, self._bars.start)
+        self._timer.daemon = True
+        self._timer.start()
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        if self._task is None and time.monotonic() - self._since > QUIET_SECONDS:
-            self._bars.start()
-            self._task = self._bars.add_task(what)
-        if self._task is not None:
-            self._bars.update(self._task, description=what, completed=done, total=total or None)
+        self._bars.update(self._task, description=what, completed=done, total=total or None)
 
     def close(self) -> None:
+        self._timer.cancel()
+        self._timer.join()
         self._bars.stop()
 
 
