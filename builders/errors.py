@@ -4,11 +4,9 @@ from __future__ import annotations
 
 
 class BuildError(ValueError):
-    """A source that cannot be built, or a place that cannot be written."""
+    """A source that cannot be built, or a place that cannot be written. Line breaks of what a library said are joined."""
 
     exit_status = 2
 
-
-def one_line(error: BaseException) -> str:
-    """What a library said, without its line breaks."""
-    return " ".join(str(error).split()) or type(error).__name__
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(line.strip() for line in message.splitlines()))

@@ -15,7 +15,7 @@ import numpy as np
 from gguf import GGUFReader, ReaderTensor
 from gguf.quants import dequantize
 
-from builders.errors import BuildError, one_line
+from builders.errors import BuildError
 from builders.family import normalize
 from builders.safetensors_file import Tensor
 
@@ -68,7 +68,7 @@ class GgufFile:
             try:
                 self._values[key] = None if field is None else field.contents()
             except UnicodeDecodeError as error:
-                raise BuildError(f"{self.path}: {key}: {one_line(error)}") from None
+                raise BuildError(f"{self.path}: {key}: {error}") from None
         return self._values[key]
 
     def require(self, key: str) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from builders.errors import BuildError, one_line
+from builders.errors import BuildError
 from builders.gguf_model import GgufFile
 
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # tokenizer.ggml.token_type
@@ -106,7 +106,7 @@ def _bpe(file: GgufFile, vocab: dict[str, int], merges: list[Any], **options: An
     try:
         return models.BPE(vocab, merges, **options)
     except Exception as error:  # the library has no narrower class
-        raise BuildError(f"{file.path}: tokenizer.ggml.merges: {one_line(error)}") from None
+        raise BuildError(f"{file.path}: tokenizer.ggml.merges: {error}") from None
 
 
 def _add_bos_and_eos(file: GgufFile, tokenizer: Tokenizer, tokens: list[str], kind: str) -> None:

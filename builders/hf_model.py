@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from builders.errors import BuildError, one_line
+from builders.errors import BuildError
 from builders.family import normalize
 from builders.safetensors_file import Tensor, open_tensors
 
@@ -28,7 +28,7 @@ def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
     except OSError as error:
         raise BuildError(f"{path}: {error.strerror}") from None
     except ValueError as error:
-        raise BuildError(f"{path}: not JSON: {one_line(error)}") from None
+        raise BuildError(f"{path}: not JSON: {error}") from None
     if not isinstance(value, dict):
         raise BuildError(f"{path}: must hold a JSON object")
     return value
@@ -74,7 +74,7 @@ class HfDirectory:
         except FileNotFoundError:
             raise BuildError(f"{path}: no such file; save the tokenizer in its fast form") from None
         except (OSError, ValueError) as error:
-            raise BuildError(f"{path}: cannot be read: {one_line(error)}") from None
+            raise BuildError(f"{path}: cannot be read: {error}") from None
 
     def special_tokens(self) -> dict[str, str]:
         """Strings of the special tokens a chat template may use."""
@@ -97,7 +97,7 @@ class HfDirectory:
             try:
                 return path.read_text(encoding="utf-8")
             except (OSError, ValueError) as error:
-                raise BuildError(f"{path}: cannot be read: {one_line(error)}") from None
+                raise BuildError(f"{path}: cannot be read: {error}") from None
         template = self._tokenizer_config.get("chat_template")
         template = template or read_json(self.path / "chat_template.json", optional=True).get("chat_template")
         if isinstance(template, list):  # several by name

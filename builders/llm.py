@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from builders.errors import BuildError, one_line
+from builders.errors import BuildError
 from builders.family import expected_shapes
 from builders.hf_model import HfDirectory
 from builders.safetensors_file import Tensor, write_tensors
@@ -163,7 +163,7 @@ def _accepted(check: Callable[[Path], None] | None, scratch: Path, source: Path)
         if check is not None:
             check(scratch)
     except ValueError as error:  # say which source is at fault; the scratch files will be gone
-        raise BuildError(one_line(error).replace(str(scratch), str(source))) from None
+        raise BuildError(str(error).replace(str(scratch), str(source))) from None
 
 
 def _move(scratch: Path, out: Path) -> None:
