@@ -10,76 +10,36 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count
 
 from decode.clock import WallClock
 from decode.driver import Driver, Observer
 from decode.engine import Engine, Stats
 from decode.executors.base import Executor
-from decode.plan import Cancel, Event, Finished, Input, Logprobs, Rejected, Started, Submit, TokenOut
-from decode.stop_strings import StopStrings
-from decode.text import Detokenizer, Tokenizer
+from decode.plan import Cancel, Event, Finished, Input, Rejected, Submit
+from decode.stream import OnOutput, Output, Stream
+from decode.text import Tokenizer
 from decode.types import FinishReason, RejectReason, Request, Usage
 
+__all__ = ["MAX_FAILURES", "OnOutput", "Output", "Service"]
+
 MAX_FAILURES = 3  # steps that raise in a row before the engine counts as broken
-
-
-@dataclass(slots=True)
-class Output:
-    """What became known of a request since the last output. The last one has `finish_reason` or `reject` set.
-
-    Latencies (ns, from submit) are set on the last output of a request that ran; `itl` holds the gaps between tokens.
-    """
-
-    text: str = ""
-    tokens: tuple[int, ...] = ()
-    logprobs: tuple[Logprobs | None, ...] = ()
-    finish_reason: FinishReason | None = None
-    reject: RejectReason | None = None
-    message: str = ""
-    usage: Usage | None = None
-    queue: int | None = None
-    ttft: int | None = None
-    e2e: int | None = None
-    itl: tuple[int, ...] = ()
-
-    @property
-    def final(self) -> bool:
-        return self.finish_reason is not None or self.reject is not None
-
-
-OnOutput = Callable[[Output], None]
-
-
-@dataclass(slots=True)
-class _Stream:
-    """One live request on the sender thread."""
-
-    request: Request
-    on_output: OnOutput
-    submitted: int
-    detokenizer: Detokenizer
-    stops: StopStrings
-    pending: Output = field(default_factory=Output)
-    started: int | None = None
-    times: list[int] = field(default_factory=list)
-    cached: int = 0
-    done: bool = False  # the last output is out; the engine may still have to hear of it
+PATIENCE = 30.0  # seconds that closing gives each thread to end
 
 
 class _Inbox:
-    """The driver's source: inputs from any thread."""
+    """The driver's source: inputs from any thread, each with the moment it came."""
 
     def __init__(self) -> None:
-        self._items: deque[Input] = deque()
+        self._items: deque[tuple[int, Input]] = deque()
         self._ready = threading.Condition()
         self._closed = False
 
     def put(self, item: Input) -> None:
         with self._ready:
-            self._items.append(item)
+            self._items.append((time.monotonic_ns(), item))
             self._ready.notify()
 
     def close(self) -> None:
@@ -88,11 +48,11 @@ class _Inbox:
             self._ready.notify()
 
     def due(self, now: int) -> Sequence[Input]:
-        if not self._items:
-            return ()
-        with self._ready:
-            items = tuple(self._items)
-            self._items.clear()
+        items: list[Input] = []
+        if self._items:  # most steps take nothing, and need no lock to see that
+            with self._ready:
+                while self._items and self._items[0][0] <= now:
+                    items.append(self._items.popleft()[1])
         return items
 
     def wait(self) -> bool:
@@ -102,7 +62,11 @@ class _Inbox:
 
 
 class Service:
-    """Serves requests with one engine. `failure` is None while it is healthy, else the reason in one line."""
+    """Serves requests with one engine. `failure` is None while it is healthy, else the reason in one line.
+
+    To the engine every request has a name of its own, so that an id can be used again as soon as its last output is
+    out, and nothing said about a request can reach its successor.
+    """
 
     def __init__(
         self, engine: Engine, executor: Executor, tokenizer: Tokenizer, observer: Observer | None = None
@@ -113,8 +77,10 @@ class Service:
         self._engine = engine
         self._inbox = _Inbox()
         self._outbox: queue.SimpleQueue[Sequence[Event] | None] = queue.SimpleQueue()
-        self._streams: dict[str, _Stream] = {}
-        self._lock = threading.Lock()  # guards _streams, _closing
+        self._streams: dict[str, Stream] = {}  # by the engine's name, until the engine has ended it
+        self._open: dict[str, Stream] = {}  # by the client's id, until its last output
+        self._numbers = count()
+        self._lock = threading.Lock()  # guards changes of _streams, _open, _closing and failure
         self._closing = False
         self._driver = Driver(engine, executor, WallClock(), self._inbox, self, observer)
         self._stepper = threading.Thread(target=self._step_forever, name="gapless-step", daemon=True)
@@ -127,25 +93,25 @@ class Service:
         return self.failure is None and self._stepper.is_alive() and self._sender.is_alive()
 
     def submit(self, request: Request, on_output: OnOutput) -> None:
-        """Take a request; never blocks. `on_output` is called on the sender thread until its last output."""
-        stream = _Stream(
-            request,
-            on_output,
-            time.monotonic_ns(),
-            Detokenizer(self.tokenizer),
-            StopStrings(request.sampling.stop),
-        )
+        """Take a request; never blocks. `on_output` is called on the sender thread until its last output.
+
+        A refusal that needs no engine comes at once, on the caller's thread.
+        """
+        name = f"{request.id}#{next(self._numbers)}"
+        stream = Stream(name, request, on_output, self.tokenizer, time.monotonic_ns())
         with self._lock:
             refusal = self._refusal(request.id)
             if refusal is None:
-                self._streams[request.id] = stream
-                self._inbox.put(Submit(request))
+                self._streams[name] = self._open[request.id] = stream
+                self._inbox.put(Submit(replace(request, id=name)))
                 return
         on_output(Output(reject=refusal[0], message=refusal[1]))
 
     def cancel(self, request_id: str) -> None:
         """The client does not want the rest. Pages are free before the next step is planned."""
-        self._inbox.put(Cancel(request_id))
+        stream = self._open.get(request_id)
+        if stream is not None:
+            self._inbox.put(Cancel(stream.name))
 
     def stats(self) -> Stats:
         """A snapshot; read between two steps or during one, so that counts may be a step apart from each other."""
@@ -158,12 +124,13 @@ class Service:
         until = time.monotonic() + drain_timeout
         while self._streams and self.healthy and time.monotonic() < until:
             time.sleep(0.01)
-        for request_id in list(self._streams):
-            self.cancel(request_id)
+        for name in list(self._streams):
+            self._inbox.put(Cancel(name))
         self._inbox.close()
-        self._stepper.join(timeout=30)
+        self._stepper.join(timeout=PATIENCE)
+        self._end_all(FinishReason.CANCELLED, "a step hung while the service was closed")
         self._outbox.put(None)
-        self._sender.join(timeout=30)
+        self._sender.join(timeout=PATIENCE)
 
     def emit(self, events: Sequence[Event]) -> None:
         """The driver's sink."""
@@ -174,14 +141,14 @@ class Service:
             return RejectReason.UNHEALTHY, f"the engine is down ({self.failure}): retry when it is back"
         if self._closing:
             return RejectReason.SHUTTING_DOWN, "the server is shutting down: retry on another replica"
-        if request_id in self._streams:
+        if request_id in self._open:
             return RejectReason.INVALID, f"request id: {request_id!r} is in use by a request that has not ended"
         return None
 
     def _step_forever(self) -> None:
         """The stepping thread. However it ends, nobody is left waiting."""
         try:
-            while True:
+            while self.failure is None:
                 self.busy_since = time.monotonic_ns()
                 stepped = self._driver.step()
                 if self._driver.failures >= MAX_FAILURES:
@@ -191,20 +158,40 @@ class Service:
                     if not self._inbox.wait():
                         return
         except BaseException as error:
-            self.busy_since = None
-            with self._lock:
-                self.failure = f"{type(error).__name__}: {error}"
-                lost = list(self._streams)
-            now = time.monotonic_ns()
-            usage = Usage(0, 0, 0)
-            self.emit([Finished(name, FinishReason.ERROR, usage, now, self.failure) for name in lost])
+            self._end_all(FinishReason.ERROR, self._break(error))
             raise
+        finally:
+            self.busy_since = None
+
+    def _break(self, error: BaseException) -> str:
+        """From now on every request is refused; returns why. Those let in before are in _streams by then."""
+        with self._lock:
+            failure = self.failure = self.failure or f"{type(error).__name__}: {error}"
+        return failure
+
+    def _end_all(self, reason: FinishReason, message: str) -> None:
+        """For what the engine cannot end any more. Its own ends, if any, are on their way already and come first."""
+        now = time.monotonic_ns()
+        self.emit([Finished(name, reason, Usage(0, 0, 0), now, message) for name in list(self._streams)])
 
     def _send_forever(self) -> None:
-        """The sending thread: everything that has piled up goes out as one output per request."""
-        while True:
+        """The sending thread. Without it no text can leave, so its end is the end of the service."""
+        try:
+            self._send_until_closed()
+        except BaseException as error:
+            failure, now = self._break(error), time.monotonic_ns()
+            self._inbox.close()
+            for stream in list(self._open.values()):
+                stream.end(FinishReason.ERROR, now, failure)
+                self._deliver(stream)
+            raise
+
+    def _send_until_closed(self) -> None:
+        """Everything that has piled up goes out as one output per request."""
+        batch: Sequence[Event] | None = ()
+        while batch is not None:
             batch = self._outbox.get()
-            touched: dict[str, _Stream] = {}
+            touched: dict[str, Stream] = {}
             while batch is not None:
                 for event in batch:
                     self._take(event, touched)
@@ -214,73 +201,35 @@ class Service:
                     break
             for stream in touched.values():
                 self._deliver(stream)
-            if batch is None:
-                return
 
-    def _take(self, event: Event, touched: dict[str, _Stream]) -> None:
+    def _take(self, event: Event, touched: dict[str, Stream]) -> None:
         stream = self._streams.get(event.request_id)
         if stream is None:
             return
-        if not stream.done:
-            touched[event.request_id] = stream
-            _absorb(stream, event)
-            if stream.pending.finish_reason is FinishReason.STOP and not isinstance(event, Finished):
-                self._inbox.put(Cancel(event.request_id, FinishReason.STOP))
-        if isinstance(event, (Finished, Rejected)):
+        last = isinstance(event, (Finished, Rejected))
+        if not stream.ended:
+            touched[stream.name] = stream
+            stream.absorb(event)
+            if stream.ended and not last:
+                self._inbox.put(Cancel(stream.name, FinishReason.STOP))
+        if last:
             with self._lock:
-                del self._streams[event.request_id]
+                del self._streams[stream.name]
 
-    def _deliver(self, stream: _Stream) -> None:
-        output, stream.pending = stream.pending, Output()
-        stream.done = output.final
-        if not output.final and not output.tokens:
+    def _deliver(self, stream: Stream) -> None:
+        output = stream.take()
+        if output is None:
             return
+        if output.final:
+            self._free_id(stream)
         try:
             stream.on_output(output)
-        except Exception:  # one broken client must not end the others
-            stream.done = True
-            self.cancel(stream.request.id)
+        except BaseException:  # whatever a client raises, it must not end the others
+            if not output.final:
+                stream.abandon()
+                self._free_id(stream)
+                self._inbox.put(Cancel(stream.name))
 
-
-def _absorb(stream: _Stream, event: Event) -> None:
-    """Add one event to what is pending for its request."""
-    pending = stream.pending
-    if pending.final:
-        return
-    match event:
-        case Started(cached=cached, time=now):
-            stream.started, stream.cached = now, cached
-        case TokenOut():
-            _absorb_token(stream, event)
-        case Rejected(reason=reason, message=message):
-            pending.reject, pending.message = reason, message
-        case Finished(reason=reason, usage=usage, time=now, message=message):
-            text = stream.stops.push(stream.detokenizer.flush())[0] + stream.stops.flush()
-            pending.text += text
-            _finish(stream, reason, usage, now, message)
-
-
-def _absorb_token(stream: _Stream, event: TokenOut) -> None:
-    pending = stream.pending
-    stream.times.append(event.time)
-    pending.tokens += (event.token,)
-    if event.logprobs is not None:
-        pending.logprobs += (event.logprobs,)
-    if not event.visible:
-        return
-    text, stopped = stream.stops.push(stream.detokenizer.push(event.token))
-    pending.text += text
-    if stopped:
-        usage = Usage(len(stream.request.prompt), stream.cached, event.number + 1)
-        _finish(stream, FinishReason.STOP, usage, event.time, "")
-
-
-def _finish(stream: _Stream, reason: FinishReason, usage: Usage, now: int, message: str) -> None:
-    pending, times = stream.pending, stream.times
-    pending.finish_reason, pending.usage, pending.message = reason, usage, message
-    pending.e2e = now - stream.submitted
-    if stream.started is not None:
-        pending.queue = stream.started - stream.submitted
-    if times:
-        pending.ttft = times[0] - stream.submitted
-        pending.itl = tuple(b - a for a, b in pairwise(times))
+    def _free_id(self, stream: Stream) -> None:
+        with self._lock:
+            del self._open[stream.request.id]

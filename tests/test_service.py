@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from decode import service as service_module
 from decode.config import EngineConfig, TierConfig
 from decode.engine import Engine
 from decode.executors.scripted import ScriptedExecutor
-from decode.plan import Chunk, StepPlan, StepResult
-from decode.service import MAX_FAILURES, Output, Service
+from decode.plan import Cancel, Chunk, StepPlan, StepResult
+from decode.service import MAX_FAILURES, Output, Service, _Inbox
+from decode.stream import Stream
 from decode.text import Tokenizer
 from decode.types import FinishReason, RejectReason, Request, SamplingParams
 
@@ -233,3 +235,180 @@ def test_closing_cancels_what_outlasts_the_drain(tokenizer: Tokenizer, start: Ca
         time.sleep(0.001)
     service.close(0.05)
     assert client.wait().finish_reason is FinishReason.CANCELLED
+
+
+def test_inputs_are_handed_out_once_in_order_and_never_before_they_arrived() -> None:
+    """A step takes the time, then its inputs; one that came in between once started before it was submitted."""
+    inbox = _Inbox()
+    before = time.monotonic_ns()
+    inbox.put(Cancel("a"))
+    inbox.put(Cancel("b"))
+    assert list(inbox.due(before - 1)) == [] and inbox.wait()
+    assert list(inbox.due(time.monotonic_ns())) == [Cancel("a"), Cancel("b")]
+    assert list(inbox.due(time.monotonic_ns())) == []
+
+
+def test_closing_an_inbox_loses_nothing_and_wakes_who_waits() -> None:
+    inbox, woken = _Inbox(), []
+    waiter = threading.Thread(target=lambda: woken.append(inbox.wait()), daemon=True)
+    waiter.start()
+    time.sleep(0.02)
+    inbox.close()
+    waiter.join(20)
+    assert woken == [False]
+    inbox.put(Cancel("a"))
+    assert inbox.wait() and len(inbox.due(time.monotonic_ns())) == 1 and not inbox.wait()
+
+
+def test_an_id_is_free_again_once_its_last_output_is_out(tokenizer: Tokenizer, start: Callable[..., Service]) -> None:
+    """After a stop string the engine ends a step later than the client sees; the client need not know that."""
+    service, first, second = start(Slow(script(tokenizer, 3))), Collected(), Collected()
+
+    def again(output: Output) -> None:
+        first(output)
+        if output.final:
+            service.submit(ask("a", 40), second)
+            raise OSError("gone")  # nor does trouble with the first request touch its successor
+
+    service.submit(ask("a", 400, stop=("Boxk",)), again)
+    assert first.wait().finish_reason is FinishReason.STOP
+    last = second.wait()
+    assert last.finish_reason is FinishReason.LENGTH and len(second.tokens) == 40
+
+
+def test_a_late_cancel_does_not_end_the_next_request_with_that_id(
+    tokenizer: Tokenizer, start: Callable[..., Service]
+) -> None:
+    service, first, second = start(Slow(script(tokenizer, 3), seconds=0.02)), Collected(), Collected()
+    service.submit(ask("a", 2), first)
+    first.wait()
+    service.cancel("a")
+    service.submit(ask("a", 3), second)
+    assert second.wait().finish_reason is FinishReason.LENGTH
+    third = Collected()
+    service.submit(ask("a", 400), third)
+    while not third.outputs:
+        time.sleep(0.001)
+    service.cancel("a")
+    assert third.wait().finish_reason is FinishReason.CANCELLED
+
+
+def test_a_stop_string_in_text_held_to_the_end_counts_as_a_stop(
+    tokenizer: Tokenizer, start: Callable[..., Service]
+) -> None:
+    """The emoji could go on, so it is held back until the request ends."""
+    whole = TEXT[: TEXT.index("🚀") + 1]
+    ids = tokenizer.encode(TEXT)
+    count = next(n for n in range(len(ids)) if tokenizer.decode(ids[:n]) == whole)
+    service, client = start(Slow(script(tokenizer, 3))), Collected()
+    service.submit(ask("a", count, stop=("🚀",)), client)
+    assert client.wait().finish_reason is FinishReason.STOP
+    assert client.text == whole[:-1]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_sender_that_dies_leaves_nobody_waiting(
+    tokenizer: Tokenizer, start: Callable[..., Service], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, clients = start(Slow(script(tokenizer, 3))), [Collected() for _ in range(3)]
+    for i, client in enumerate(clients):
+        service.submit(ask(f"r{i}", 400), client)
+    while not clients[0].outputs:
+        time.sleep(0.001)
+
+    def broken(*args: object) -> None:
+        raise ArithmeticError("no text")
+
+    monkeypatch.setattr(Stream, "absorb", broken)
+    for client in clients:
+        last = client.wait()
+        assert last.finish_reason is FinishReason.ERROR and last.message == "ArithmeticError: no text"
+    assert not service.healthy and service.failure == "ArithmeticError: no text"
+    late = Collected()
+    service.submit(ask("late", 5), late)
+    assert late.wait().reject is RejectReason.UNHEALTHY
+    steps = service.stats().steps
+    time.sleep(0.1)
+    assert service.stats().steps <= steps + 1  # it does not compute what nobody gets
+
+
+@pytest.mark.parametrize("error", [OSError, SystemExit])
+def test_whatever_a_client_raises_the_others_get_their_text(
+    tokenizer: Tokenizer, start: Callable[..., Service], error: type[BaseException]
+) -> None:
+    service, good = start(Slow(script(tokenizer, 3))), Collected()
+
+    def broken(output: Output) -> None:
+        raise error
+
+    service.submit(ask("bad", 400), broken)
+    service.submit(ask("good", 60), good)
+    assert good.wait().finish_reason is FinishReason.LENGTH and service.healthy
+    while service.stats().running:
+        time.sleep(0.001)
+    assert service.stats().output_tokens < 200
+
+
+def test_closing_while_a_step_hangs_ends_its_requests_all_the_same(
+    tokenizer: Tokenizer, start: Callable[..., Service], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "PATIENCE", 0.1)
+    free = threading.Event()
+
+    class Stuck(Slow):
+        def execute(self, plan: StepPlan) -> StepResult:
+            if len(self.plans) == 3:
+                free.wait(20)
+            return super().execute(plan)
+
+    service, client = start(Stuck(script(tokenizer, 3))), Collected()
+    service.submit(ask("a", 50), client)
+    while len(client.tokens) < 3:
+        time.sleep(0.001)
+    assert service.busy_since is not None
+    service.close(0)
+    last = client.wait()
+    free.set()
+    assert last.finish_reason is FinishReason.CANCELLED and last.usage is not None
+    assert (last.usage.prompt_tokens, last.usage.output_tokens) == (3, 3)
+
+
+@pytest.mark.parametrize("ending", ["close", "break"])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_whenever_it_ends_every_request_of_many_threads_ends_once(
+    tokenizer: Tokenizer, start: Callable[..., Service], ending: str
+) -> None:
+    stop = threading.Event()
+
+    class Breaks(Slow):
+        def execute(self, plan: StepPlan) -> StepResult:
+            if ending == "break" and stop.is_set():
+                raise ArithmeticError("for good")
+            return super().execute(plan)
+
+    service = start(Breaks(script(tokenizer, 3), seconds=0.001))
+    clients: list[list[Collected]] = [[] for _ in range(4)]
+
+    def submit(number: int) -> None:
+        for i in range(150):
+            client = Collected()
+            clients[number].append(client)
+            service.submit(ask(f"{number}-{i}", 1 + i % 7, stop=("Box",) if i % 3 else ()), client)
+            if i % 5 == 0:
+                service.cancel(f"{number}-{i}")
+            time.sleep(0.0005)
+
+    threads = [threading.Thread(target=submit, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.05)
+    stop.set()
+    if ending == "close":
+        service.close(0.01)
+    for thread in threads:
+        thread.join(20)
+    ends = [client.wait() for group in clients for client in group]
+    assert len(ends) == 600 and all(len([o for o in c.outputs if o.final]) == 1 for g in clients for c in g)
+    assert all(end.queue is None or end.queue >= 0 for end in ends)
+    assert any(end.finish_reason in (FinishReason.LENGTH, FinishReason.STOP) for end in ends)
+    assert ends[-1].reject is (RejectReason.SHUTTING_DOWN if ending == "close" else RejectReason.UNHEALTHY)
