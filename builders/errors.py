@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class BuildError(ValueError):
-    """A source that cannot be built, or a place that cannot be written. Line breaks of what a library said are joined."""
+    """A source that cannot be built, or a place that cannot be written. Line breaks in the message are joined."""
 
     exit_status = 2
 
