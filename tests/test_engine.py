@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import sys
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 
 import pytest
@@ -476,3 +477,70 @@ def test_any_life_ends_every_request_once_and_loses_no_page(
     stats = bench.engine.stats()
     assert bench.engine.idle and stats.pages_used == 0 and stats.running == 0
     assert bench.engine.cache.available == pages
+
+
+class Counted(OrderedDict[int, object]):
+    """A waiting queue that counts how often any of its items is looked at or moved."""
+
+    touched = 0
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        for key in super().__iter__():
+            Counted.touched += 1
+            yield key
+
+    def values(self):  # type: ignore[no-untyped-def,override]
+        return (self[key] for key in self)
+
+    def items(self):  # type: ignore[no-untyped-def,override]
+        return ((key, self[key]) for key in self)
+
+    def __getitem__(self, key: int) -> object:
+        Counted.touched += 1
+        return super().__getitem__(key)
+
+    def __delitem__(self, key: int) -> None:
+        Counted.touched += 1
+        super().__delitem__(key)
+
+
+def work_per_step(waiting: int, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """(function calls, waiting items touched) of each of 12 steps with 1,000 running, some of which end and make room."""
+    monkeypatch.setattr("decode.scheduler.OrderedDict", Counted)
+    tiers = (TierConfig("default", queue_timeout=10**15, max_queue=20_000), TierConfig("other", queue_timeout=10**15))
+    config = small(
+        num_pages=20_000, page_size=16, max_num_seqs=1000, max_num_batched_tokens=8192, max_model_len=200, tiers=tiers
+    )
+    engine, executor = Engine(config), ScriptedExecutor(next_token)
+    for i in range(1000 + waiting):
+        tokens = tuple(range(i * 10, i * 10 + 8))
+        wanted = 5 if i < 1000 and i % 100 == 0 else 50
+        engine.apply(Submit(request(f"r{i}", tokens, wanted, tier=("default", "other")[i % 2])), i)
+    engine.commit(plan := engine.plan(0), executor.execute(plan), 0)  # type: ignore[arg-type]
+    work, calls = [], 0
+
+    def profile(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    for now in range(1, 13):
+        calls, Counted.touched = 0, 0
+        sys.setprofile(profile)
+        try:
+            plan = engine.plan(now)
+            assert plan is not None
+            engine.commit(plan, executor.execute(plan), now)
+            engine.take_events()
+        finally:
+            sys.setprofile(None)
+        work.append((calls, Counted.touched))
+        assert len(plan.chunks) == 1000
+    assert engine.stats().running == 1000 and sum(engine.stats().waiting.values()) == waiting - 10
+    return work
+
+
+def test_a_step_costs_the_same_however_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1,000 running; 10,000 waiting against 100: counted, not timed."""
+    few, many = work_per_step(100, monkeypatch), work_per_step(10_000, monkeypatch)
+    assert many == few
+    assert max(touched for _, touched in many) <= 10 * 6  # ten start in one step; a few looks each
