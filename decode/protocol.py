@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from decode.plan import Logprobs
@@ -143,7 +143,7 @@ def _value(name: str, value: Any) -> Any:
             raise InvalidRequest(f"{name}: {_short(value)} is not allowed; a list")
         return tuple(items)
     default = SAMPLING[name].default
-    real = isinstance(default, float) and default is not MISSING
+    real = isinstance(default, float)
     if isinstance(value, str):
         if name == "ignore_eos":
             return {"true": True, "false": False}.get(value.lower(), value)

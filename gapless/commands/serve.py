@@ -44,7 +44,7 @@ def run(
     flags: Annotated[list[str] | None, typer.Argument(help="After --: more flags for tritonserver.")] = None,
 ) -> None:
     """Start Triton with a model repository, wait until it answers, and keep it alive until SIGTERM or Ctrl-C."""
-    models = tuple(model or _models_in(model_repository))
+    models = _models(model_repository, model or [])
     ports = _ports(host, {"http": http_port, "grpc": grpc_port, "metrics": metrics_port})
     if drain_timeout < 0:
         raise BadUse(f"--drain-timeout: {drain_timeout:g} is not allowed; seconds >= 0")
@@ -84,13 +84,17 @@ def _introduce(plan: Plan, host: str) -> None:
     print(f"curl -sN {url} -d {shlex.quote(CURL_BODY)}", flush=True)
 
 
-def _models_in(repository: Path) -> list[str]:
+def _models(repository: Path, wanted: list[str]) -> tuple[str, ...]:
+    """Models to load: those wanted, else all. Raises BadUse."""
     if not repository.is_dir():
         raise BadUse(f"--model-repository: {repository} is not a folder")
-    models = sorted(path.parent.name for path in repository.glob("*/config.pbtxt"))
-    if not models:
+    there = sorted(path.parent.name for path in repository.glob("*/config.pbtxt"))
+    if not there:
         raise BadUse(f"--model-repository: {repository} holds no model (no */config.pbtxt)")
-    return models
+    for name in wanted:
+        if name not in there:
+            raise BadUse(f"--model: {name} is not in {repository}; it holds {', '.join(there)}")
+    return tuple(wanted or there)
 
 
 def _ports(host: str, wanted: dict[str, int]) -> dict[str, int]:

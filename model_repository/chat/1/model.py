@@ -27,7 +27,8 @@ class TritonPythonModel:
             options = triton_io.options_from(args)
             service = build_service(folder, options)
         except (ValueError, RuntimeError, OSError) as error:
-            raise pb_utils.TritonModelException(f"{type(error).__name__}: {error}") from error
+            what = str(error) if hasattr(error, "exit_status") else f"{type(error).__name__}: {error}"
+            raise pb_utils.TritonModelException(what) from error
         self.model = triton_io.ChatModel(args["model_name"], service, options.tier)
 
     def execute(self, requests: list[Any]) -> None:
