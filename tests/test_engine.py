@@ -505,7 +505,7 @@ class Counted(OrderedDict[int, object]):
 
 
 def work_per_step(waiting: int, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """(function calls, waiting items touched) of each of 12 steps with 1,000 running, some of which end and make room."""
+    """(function calls, waiting items touched) of each of 12 steps; 1,000 run, some end and make room."""
     monkeypatch.setattr("decode.scheduler.OrderedDict", Counted)
     tiers = (TierConfig("default", queue_timeout=10**15, max_queue=20_000), TierConfig("other", queue_timeout=10**15))
     config = small(
