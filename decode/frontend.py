@@ -112,7 +112,7 @@ class Frontend:
         tier = self._default_tier
         try:
             call = parse(raw)
-            tier = call.tier or tier
+            tier = tier if call.tier is None else call.tier
             request = Request(request_id, self._tokens(call), _seeded(call), tier)
         except InvalidRequest as error:
             self._refuse(tier, RejectReason.INVALID, str(error), client)

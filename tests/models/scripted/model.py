@@ -1,0 +1,57 @@
+"""A model for tests of the serving path: the real edge, service and engine over an executor that draws by rule.
+
+Token `position` of every answer is 300 + position % 64. A prompt that holds RAISE makes its step raise, one that holds
+DIE ends the engine's thread.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from decode.config import EngineConfig, TierConfig
+from decode.engine import Engine
+from decode.plan import StepPlan, StepResult
+from decode.service import Service
+from decode.text import Tokenizer
+
+RAISE, DIE = 40001, 40002
+TIERS = (TierConfig("interactive"), TierConfig("batch", max_queue=2))
+
+
+class ScriptedExecutor:
+    def __init__(self, step_seconds: float) -> None:
+        self._seconds = step_seconds
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        prompts = [token for chunk in plan.chunks for token in chunk.tokens]
+        if RAISE in prompts:
+            raise RuntimeError("planted failure")
+        if DIE in prompts:
+            raise SystemExit("planted death")
+        time.sleep(self._seconds)
+        tokens = [300 + chunk.draw.position % 64 if chunk.draw else None for chunk in plan.chunks]
+        return StepResult(tuple(tokens), int(self._seconds * 1e9))
+
+
+class TritonPythonModel:
+    def initialize(self, args: dict[str, str]) -> None:
+        from decode import triton_io  # the process that only reads the configuration has no TritonError
+
+        triton_io.check_numpy()
+        parameters = json.loads(args["model_config"])["parameters"]
+        config = EngineConfig(
+            num_pages=1024, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=2048, tiers=TIERS, vocab_size=49152
+        )
+        executor = ScriptedExecutor(float(parameters["step_seconds"]["string_value"]))
+        tokenizer = Tokenizer.load(Path(parameters["tokenizer"]["string_value"]))
+        service = Service(Engine(config), executor, tokenizer)
+        self.model = triton_io.ChatModel(args["model_name"], service, "interactive")
+
+    def execute(self, requests: list[Any]) -> None:
+        self.model.execute(requests)
+
+    def finalize(self) -> None:
+        self.model.close()
