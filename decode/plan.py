@@ -51,7 +51,7 @@ class Copy(NamedTuple):
 
 
 class StepPlan(NamedTuple):
-    """One step. Chunks of one token whose draw is set come first (decode), longer ones after (prefill)."""
+    """One step. Decoding sequences come first, one token each; then prompts, whose chunks may be that short, too."""
 
     step: int
     chunks: tuple[Chunk, ...]

@@ -183,6 +183,8 @@ def test_forget_keeps_what_a_lease_uses() -> None:
     cache.forget()
     cache.check([lease])
     assert cache.tree.size == 1 and cache.tree.unused == 0 and cache.available == 6
+    cache.release(lease)
+    assert lease.table == ()  # it holds nothing any more, and says so
 
 
 @dataclass
