@@ -17,6 +17,12 @@ Spans = list[tuple[int, int]]  # half-open character ranges of tokens
 WORDS_PER_TOKEN = 0.75  # of English, for want of the model's tokenizer
 
 
+class PromptError(ValueError):
+    """Prompts cannot be measured as asked; one line."""
+
+    exit_status = 2
+
+
 class Prompts:
     """Draws texts of a given number of tokens."""
 
@@ -47,7 +53,10 @@ def by_tokenizer(path: Path) -> Prompts:
     """Lengths counted by the model's own `tokenizer.json`."""
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(path))
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise PromptError(f"--tokenizer: {path}: {error}; give the model's tokenizer.json") from None
     return Prompts(
         lambda text: list(tokenizer.encode(text, add_special_tokens=False).offsets), 1.0, f"tokens of {path}"
     )

@@ -71,6 +71,10 @@ def show(report: Report, console: Console) -> None:
         style="dim",
         highlight=False,
     )
+    tiers = [summary.tier for summary in report.classes]
+    for verdict in report.verdicts:
+        if verdict.tier not in tiers:
+            console.print(f"{verdict.tier} {verdict.metric.upper()}:", _told(verdict, lagged=False), highlight=False)
     for note in report.notes:
         console.print(note, style="dim", highlight=False)
     console.print(report.conclusion, style="bold green" if report.held else "bold red", highlight=False)

@@ -28,12 +28,13 @@ class Asked:
         self.gone = gone
 
 
-def tokens(asked: Asked, cumulative: int, reason: str = "") -> Reply:
-    """A message after which `cumulative` tokens have come; with `reason`, the last one with content."""
+def tokens(asked: Asked, cumulative: int | None, reason: str = "") -> Reply:
+    """A message after which `cumulative` tokens have come, None = it does not say; with `reason`, the last one."""
     reply = Reply()
     reply.infer_response.id = asked.id
     usage = {"prompt_tokens": 7, "cached_tokens": 3, "output_tokens": cumulative}
-    for name, text in (("text_output", "x"), ("finish_reason", reason), ("usage", json.dumps(usage))):
+    told = json.dumps(usage) if cumulative is not None else ""
+    for name, text in (("text_output", "x"), ("finish_reason", reason), ("usage", told)):
         output = reply.infer_response.outputs.add(name=name, datatype="BYTES", shape=[1])
         assert output.name == name
         raw = text.encode()

@@ -237,7 +237,7 @@ def test_the_report_says_the_same_to_people_and_machines() -> None:
         ("ttft", "p95", "kept"),
         ("itl", "p95", "kept"),
     ]
-    console = Console(width=120, record=True, quiet=False, file=None, force_terminal=False)
+    console = Console(width=120, record=True)
     show(report, console)
     text = console.export_text()
     assert "sent 101, ok 99, rejected 2, failed 0" in text
@@ -245,6 +245,13 @@ def test_the_report_says_the_same_to_people_and_machines() -> None:
     assert "P95 ≤ 10 ms" in text
     assert "A note." in text
     assert "All 2 promises were kept." in text
+
+
+def test_a_promise_to_a_tier_that_sends_nothing_is_told_as_well() -> None:
+    verdicts = judge([], {"batch": targets(e2e="1s")}, {}, GOOD_CLIENT)
+    console = Console(width=120, record=True)
+    show(Report("chat", SECOND, 0, 1, GOOD_CLIENT, [], verdicts, []), console)
+    assert "batch E2E: no verdict: no traffic is declared for the tier" in console.export_text()
 
 
 def test_nothing_promised_is_nothing_kept() -> None:

@@ -100,6 +100,19 @@ def test_tokens_that_come_together_are_counted_each() -> None:
     assert len(list(one.itl())) == 7
 
 
+def test_without_a_count_a_message_is_one_token_and_the_last_makes_up_the_sum() -> None:
+    def answer(asked: Asked) -> Iterator[Reply]:
+        yield tokens(asked, None)
+        yield tokens(asked, None)
+        yield tokens(asked, 5, "length")
+        yield final(asked)
+
+    with fake_triton(answer) as url:
+        [one] = load(url, planned([0.1], max_tokens=5), 0.3)
+    assert [count for _, count in one.messages] == [1, 1, 3]
+    assert (one.output_tokens, one.outcome) == (5, "ok")
+
+
 def test_refusals_and_failures_are_told_apart_and_never_lost() -> None:
     def answer(asked: Asked) -> Iterator[Reply]:
         match asked.id:
@@ -254,7 +267,10 @@ def test_the_command_exits_by_its_verdict(tmp_path: Path) -> None:
     [
         (["--duration", "60"], "TARGET->5s", "'60' has no unit; write 60ms"),
         (["--model", "other"], "TARGET->5s", "gapless: --model: 'other' is not in the file; it declares chat"),
-        (["--tokenizer", "absent.json"], "TARGET->5s", "gapless: --tokenizer: absent.json is not a file; give a"),
+        (["--tokenizer", "sla.yaml"], "TARGET->5s", "gapless: --tokenizer: sla.yaml: "),
+        (["--json", "no/where"], "TARGET->5s", "gapless: --json: no/where: No such file or directory; give a file"),
+        (["--rate-scale", "inf"], "TARGET->5s", "'--rate-scale'"),
+        (["--tokenizer", "absent.json"], "TARGET->5s", "gapless: --tokenizer: absent.json: No such file"),
         ([], "TARGET->5", "gapless: sla.yaml: models.chat.targets.api.e2e: '5' has no unit; write 5ms"),
         (["--url", "127.0.0.1:1"], "TARGET->5s", "gapless: no server answers on 127.0.0.1:1 ("),
     ],

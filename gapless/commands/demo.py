@@ -26,6 +26,7 @@ from config_gen.spec import LlmModel, Spec, Tier, load
 from gapless.commands.build import build
 from gapless.commands.loadtest import (
     REPOSITORY,
+    check_outputs,
     duration_option,
     find_prompts,
     load_model,
@@ -65,6 +66,7 @@ def run(
     """Exit 0 when all targets were kept, 1 when not, 2 on bad input."""
     signal.signal(signal.SIGTERM, _leave)
     console = Console()
+    check_outputs(samples=samples, json=json_file)
     spec = load(sla)
     name, model = pick_model(spec, None)
     console.print(f"Building {name} from {model.source} …", highlight=False)

@@ -40,7 +40,7 @@ def run(
     sla: Annotated[Path, typer.Argument(help="SLA file", metavar="SLA.yaml")],
     url: Annotated[str, typer.Option(help="gRPC endpoint of the server")] = "127.0.0.1:8001",
     duration: Annotated[int, duration_option()] = "60s",  # type: ignore[assignment]
-    rate_scale: Annotated[float, typer.Option(help="multiply the declared rates", min=1e-6)] = 1.0,
+    rate_scale: Annotated[float, typer.Option(help="multiply the declared rates", min=1e-6, max=1e6)] = 1.0,
     seed: Annotated[int, typer.Option(help="arrivals, lengths and prompts follow from it")] = 0,
     model: Annotated[str | None, typer.Option(help="model to load; needed when the file declares several")] = None,
     tokenizer: Annotated[Path | None, typer.Option(help="tokenizer.json that counts prompt tokens")] = None,
@@ -48,11 +48,22 @@ def run(
     json_file: Annotated[Path | None, typer.Option("--json", help="write the report as JSON")] = None,
 ) -> None:
     """Exit 0 when all targets were kept, 1 when not or when the run gives no verdict, 2 on bad input."""
+    check_outputs(samples=samples, json=json_file)
     name, declared = pick_model(load(sla), model)
     drawn = find_prompts(name, tokenizer)
     result = load_model(name, declared, drawn, url, duration, rate_scale, seed, samples)
     tell(result, json_file)
     raise typer.Exit(0 if result.held else 1)
+
+
+def check_outputs(**files: Path | None) -> None:
+    """Raise LoadtestError when a result could not be written, before a minute is spent on it."""
+    for option, path in files.items():
+        if path is not None:
+            try:
+                path.open("a").close()
+            except OSError as error:
+                raise LoadtestError(f"--{option}: {path}: {error.strerror}; give a file that can be written") from None
 
 
 def pick_model(spec: Spec, wanted: str | None) -> tuple[str, LlmModel]:
@@ -74,8 +85,6 @@ def find_prompts(model: str, tokenizer: Path | None) -> prompts.Prompts:
     path = tokenizer or (built if built.exists() else None)
     if path is None:
         return prompts.by_words()
-    if not path.is_file():
-        raise LoadtestError(f"--tokenizer: {path} is not a file; give a tokenizer.json")
     return prompts.by_tokenizer(path)
 
 
