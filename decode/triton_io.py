@@ -186,6 +186,7 @@ class ChatModel:
         self._broken_since: float | None = None
         self._metrics.publish(service, True)
         self._drained = False
+        self._reported = 0  # open requests, as the launcher knows it
         self._link = Link.from_environment(self._drain)
         self._report()
         self._keeper = threading.Thread(target=self._keep_house, name="gapless-house", daemon=True)
@@ -214,9 +215,8 @@ class ChatModel:
     def _report(self, opening: int = 0, leaving: bool = False) -> None:
         if self._link is not None:
             front = self._frontend
-            self._link.send(
-                Report(self._name, os.getpid(), front.open + opening, front.failure, self._drained, leaving)
-            )
+            self._reported = front.open + opening
+            self._link.send(Report(self._name, os.getpid(), self._reported, front.failure, self._drained, leaving))
 
     def _drain(self, seconds: float) -> None:
         self._frontend.drain(seconds)
@@ -236,6 +236,8 @@ class ChatModel:
                 due = began + REPORT_EVERY
                 self._metrics.publish(self._service, self._frontend.failure is None)
                 self._report()
+            elif self._reported and not self._frontend.open:
+                self._report()  # nobody is left whom a death would hit
             self._watch(began)
 
     def _watch(self, now: float) -> None:

@@ -131,7 +131,7 @@ class ModelWatch:
             return
         self._recovering.add(name)
         try:
-            self._say(f"{name} died with {line.report.open} open requests; loading it again")
+            self._say(f"{name} died {'with requests open' if line.report.open else 'idle'}; loading it again")
             release(line.stub)
             if line.report.open:
                 self.ghosts = True

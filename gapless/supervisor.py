@@ -188,7 +188,7 @@ class Launcher:
         until = time.monotonic() + wait
         self._watch.detach()
         lines = [line for line in self._watch.lines.values() if line.report.failure is None]
-        self._say(f"draining {sum(line.report.open for line in lines)} open requests, at most {wait:g} s")
+        self._say(f"draining: new requests are refused, open ones get {wait:g} s")
         for line in lines:
             with contextlib.suppress(OSError):
                 line.writer.write(f"drain {wait}\n".encode())

@@ -88,6 +88,14 @@ class Serving:
     def read_facts(self) -> None:
         self.facts = json.loads(self.ready_file.read_text())
 
+    def answers(self) -> bool:
+        """Whether it yields a token now; facts are read anew, since the server may be another one."""
+        try:
+            self.read_facts()
+            return self.post("generate", {"text_input": "hello", "max_tokens": 1}, timeout=5)[0] == 200
+        except OSError:
+            return False
+
     def post(self, path: str, body: object, timeout: float = 30.0) -> tuple[int, str]:
         """Status and text; `body` is JSON, or bytes as they are."""
         connection = http.client.HTTPConnection("127.0.0.1", self.facts["http_port"], timeout=timeout)

@@ -16,8 +16,10 @@ PROMPT = "the quick brown fox jumps over the lazy dog"
 LONG = {"sampling_parameters": {"max_tokens": 1900}}
 
 
-def regions() -> set[str]:
-    return {name for name in os.listdir("/dev/shm") if name.startswith("triton_python_backend")}
+def region(stub: int) -> Path:
+    """The file under /dev/shm that a stub shares with its server."""
+    arguments = Path(f"/proc/{stub}/cmdline").read_text().split("\0")
+    return Path("/dev/shm") / next(a for a in arguments if a.startswith("triton_python_backend_shm_region"))
 
 
 def family(pid: int) -> set[int]:
@@ -54,14 +56,15 @@ def test_a_killed_launcher_leaves_no_process(smollm2_dir: Path, tmp_path: Path) 
 
 def test_when_the_drain_timeout_is_over_what_still_runs_ends_with_an_error(smollm2_dir: Path, tmp_path: Path) -> None:
     repository = scripted_repository(tmp_path / "repository", smollm2_dir, 0.05)
-    before = regions()
     with serve(repository, tmp_path, "--drain-timeout", "1") as serving:
         stream = serving.stream(text_input=PROMPT, stream=True, **LONG)
         stream.next()
+        shared = region(serving.stub)
+        assert shared.exists()
         serving.process.send_signal(signal.SIGTERM)
         assert "shut down before the answer was complete" in stream.error()
         assert serving.process.wait(15) == 0
-    assert regions() <= before
+    assert not shared.exists()
 
 
 def test_a_second_signal_ends_it_at_once(smollm2_dir: Path, tmp_path: Path) -> None:

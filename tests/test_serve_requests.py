@@ -111,7 +111,7 @@ def test_a_client_that_leaves_frees_its_pages(serving: Serving) -> None:
         stream.close(cancel=True)
     free_again(serving)
     assert serving.metric("gapless_output_tokens_total") - tokens < 6 * 1900 / 2
-    assert serving.metric("gapless_finished_total", reason="cancelled") >= 6
+    wait_for(lambda: serving.metric("gapless_finished_total", tier="interactive", reason="cancelled") >= 6)
 
 
 def test_a_step_that_raises_ends_its_requests_with_that_error_and_the_engine_goes_on(serving: Serving) -> None:
