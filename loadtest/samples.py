@@ -24,6 +24,7 @@ class Planned:
     system: str  # "" = none
     text: str
     max_tokens: int
+    ids: tuple[int, ...] = ()  # the prompt as token ids, instead of text
 
 
 @dataclass(frozen=True, slots=True)

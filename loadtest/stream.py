@@ -177,13 +177,21 @@ def _probe(url: str, model: str, tier: str) -> None:
 
 
 def _inputs(request: Planned) -> list[triton.InferInput]:
-    system = [{"role": "system", "content": request.system}] if request.system else []
     sampling = {"max_tokens": request.max_tokens, "ignore_eos": True, "temperature": 0}
     return [
-        _input("messages", json.dumps([*system, {"role": "user", "content": request.text}]).encode(), "BYTES"),
+        *_prompt(request),
         _input("stream", True, "BOOL"),
         _input("sampling_parameters", json.dumps(sampling).encode(), "BYTES"),
     ]
+
+
+def _prompt(request: Planned) -> list[triton.InferInput]:
+    if request.ids:
+        tensor = triton.InferInput("input_ids", [len(request.ids)], "INT64")
+        tensor.set_data_from_numpy(np.array(request.ids, dtype=np.int64))
+        return [tensor]
+    system = [{"role": "system", "content": request.system}] if request.system else []
+    return [_input("messages", json.dumps([*system, {"role": "user", "content": request.text}]).encode(), "BYTES")]
 
 
 def _input(name: str, value: bytes | bool, datatype: str) -> triton.InferInput:

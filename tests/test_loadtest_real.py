@@ -17,7 +17,8 @@ import psutil
 import pytest
 
 from config_gen.spec import parse
-from gapless.commands.demo import DemoError, serve_command, server
+from gapless.child import ChildError, server
+from gapless.commands.demo import LOG, REPOSITORY, options
 from loadtest import capacity, run
 from loadtest.arrivals import schedule
 from loadtest.prompts import by_tokenizer
@@ -60,7 +61,7 @@ def workplace(smollm2_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture(scope="module")
 def url(workplace: Path) -> Iterator[str]:
-    with server(serve_command(SPEC, "chat", CHAT)) as where:
+    with server(REPOSITORY, "chat", options(SPEC, CHAT), LOG) as where:
         yield where
 
 
@@ -131,8 +132,8 @@ def test_the_command_judges_the_real_server(workplace: Path, url: str) -> None:
 
 def test_a_server_that_cannot_start_is_told_with_its_reason(workplace: Path) -> None:
     with (
-        pytest.raises(DemoError, match=r"^the server ended with status 2: .*nowhere"),
-        server([sys.executable, "-m", "gapless", "serve", "--model-repository", "nowhere"]),
+        pytest.raises(ChildError, match=r"^the server ended with status 2: .*nowhere"),
+        server(Path("nowhere"), "chat", {}, LOG),
     ):
         pass
 

@@ -21,16 +21,12 @@ from decode.config import EngineConfig
 from decode.executors.model_config import ModelConfig
 from decode.executors.torch_paged import TorchExecutor
 from decode.options import ServiceOptions
+from gapless import served
 from gapless.errors import UsageError
 from gapless.machine import describe
 from loadtest.percentiles import percentile
 
 app = typer.Typer(no_args_is_help=True, help="Measure the engine on this machine.")
-
-
-@app.callback()
-def _group() -> None:
-    """Keeps `engine` a sub-command while it is the only one."""
 
 
 @app.command()
@@ -74,6 +70,36 @@ def engine(
     if json_file is not None:
         head = {"machine": describe(), "workload": workload.name, "requests": len(work.requests), "rate_per_s": rate}
         json_file.parent.mkdir(parents=True, exist_ok=True)
+        json_file.write_text(json.dumps({**head, "results": results}, indent=1) + "\n", encoding="utf-8")
+
+
+@app.command()
+def triton(
+    workload: Annotated[Path, typer.Argument(help="Workload file: prompt token ids and output lengths.")],
+    repository: Annotated[Path, typer.Option(help="Model repository with a built `chat`.")] = Path("model_repository"),
+    concurrency: Annotated[str, typer.Option(help="Values of max_num_seqs, comma separated.")] = "32",
+    weights: Annotated[str, typer.Option(help="fp32, int8, bf16, fp16; comma separated.")] = "fp32",
+    max_num_batched_tokens: Annotated[int, typer.Option()] = 256,
+    limit: Annotated[int | None, typer.Option(help="Only the first N requests.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Poisson arrivals per second; default: all at once.")] = None,
+    repeat: Annotated[int, typer.Option(help="Runs of each, engine and Triton in turn.")] = 3,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write all results here.")] = None,
+) -> None:
+    """The same workload through the engine alone and through Triton's gRPC streaming, in turn, and their ratio."""
+    work = bench.Workload.read(workload, limit)
+    base = ServiceOptions(max_num_batched_tokens=max_num_batched_tokens)
+    cases = [
+        replace(base, max_num_seqs=c, weights=w)
+        for w, c in product(
+            _choices("weights", weights, ("fp32", "int8", "bf16", "fp16")), _numbers("concurrency", concurrency)
+        )
+    ]
+    console, results = Console(), []
+    for case in cases:
+        results.append(served.compare(work, repository, case, rate, repeat, console))
+    console.print(served.table(results))
+    if json_file is not None:
+        head = {"machine": describe(), "workload": workload.name, "requests": len(work.requests), "rate_per_s": rate}
         json_file.write_text(json.dumps({**head, "results": results}, indent=1) + "\n", encoding="utf-8")
 
 

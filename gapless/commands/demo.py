@@ -6,16 +6,9 @@ Wires the other commands; the server it starts is gone when it ends, however it 
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -23,6 +16,7 @@ import typer
 from rich.console import Console
 
 from config_gen.spec import LlmModel, Spec, Tier, load
+from gapless.child import server
 from gapless.commands.build import build
 from gapless.commands.loadtest import (
     REPOSITORY,
@@ -34,7 +28,6 @@ from gapless.commands.loadtest import (
     progress_bar,
     tell,
 )
-from gapless.processes import die_with_parent
 from loadtest import capacity
 from loadtest.arrivals import schedule
 from loadtest.percentiles import samples_needed
@@ -45,15 +38,7 @@ BURST_REQUESTS = 2000  # more than a burst can end
 SHARE = 0.6  # of the capacity, that the load asks for
 MINUTE = 60 * 10**9  # ns
 LONGEST = 5 * MINUTE
-START_SECONDS = 180.0
-STOP_SECONDS = 40.0
 LOG = Path("out/demo/server.log")
-
-
-class DemoError(RuntimeError):
-    """The demo could not be held; one line."""
-
-    exit_status = 1
 
 
 def run(
@@ -73,7 +58,7 @@ def run(
     build(model.source, REPOSITORY / name / "1")
     prompts = find_prompts(name, None)
     console.print("Starting the server …")
-    with server(serve_command(spec, name, model)) as url:
+    with server(REPOSITORY, name, options(spec, model), LOG) as url:
         sustained, scale = fit(console, url, name, model, prompts, seed)
         duration = duration or long_enough(model, scale, seed, prompts)
         console.print(f"Loading it for {duration / 1e9:g} s …", highlight=False)
@@ -118,66 +103,19 @@ def long_enough(model: LlmModel, scale: float, seed: int, prompts: Prompts) -> i
     return duration
 
 
-@contextmanager
-def server(command: list[str]) -> Iterator[str]:
-    """`gapless serve` on free ports, stopped at the end; yields its gRPC endpoint. Raises DemoError."""
-    LOG.parent.mkdir(parents=True, exist_ok=True)
-    triton_log = LOG.with_name("tritonserver.log")
-    triton_log.unlink(missing_ok=True)
-    with tempfile.TemporaryDirectory(prefix="gapless-") as folder, LOG.open("w") as log:
-        ready = Path(folder) / "ready.json"
-        process = subprocess.Popen(
-            [*command, "--ready-file", str(ready), "--log-file", str(triton_log)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C is ours to answer: the load ends first, then the server
-            preexec_fn=partial(die_with_parent, os.getpid()),
-        )
-        try:
-            yield f"127.0.0.1:{_ready(process, ready)['grpc_port']}"
-        finally:
-            process.terminate()
-            try:
-                process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-
-def serve_command(spec: Spec, name: str, model: LlmModel) -> list[str]:
-    """The command line that serves the model under the limits of the SLA file."""
-    options = {
+def options(spec: Spec, model: LlmModel) -> dict[str, str]:
+    """The limits of the SLA file as options of the served model."""
+    return {
         "weights": model.weights,
         "max_model_len": str(model.max_model_len),
         "tiers": json.dumps({tier: _limits(limits) for tier, limits in spec.tiers.items()}),
     }
-    command = [sys.executable, "-m", "gapless", "serve", "--model-repository", str(REPOSITORY), "--model", name]
-    for kind in ("http", "grpc", "metrics"):
-        command += [f"--{kind}-port", "0"]
-    for option, value in options.items():
-        command += ["--option", f"{option}={value}"]
-    return command
 
 
 def _limits(tier: Tier) -> dict[str, int]:
     """A tier in the words of the option `tiers`."""
     limits = {"max_queue": tier.max_queue, "queue_timeout_ms": tier.queue_timeout and -(-tier.queue_timeout // 10**6)}
     return {name: value for name, value in limits.items() if value is not None}
-
-
-def _ready(process: subprocess.Popen[bytes], ready: Path) -> dict[str, int]:
-    """The facts in the ready file, once it is there. Raises DemoError."""
-    until = time.monotonic() + START_SECONDS
-    while time.monotonic() < until:
-        if ready.exists():
-            facts: dict[str, int] = json.loads(ready.read_text())
-            return facts
-        if process.poll() is not None:
-            said = LOG.read_text(errors="replace").strip().splitlines() or ["nothing"]
-            raise DemoError(f"the server ended with status {process.returncode}: {said[-1]} (all of it in {LOG})")
-        time.sleep(0.1)
-    raise DemoError(f"the server was not ready within {START_SECONDS:g} s; see {LOG}")
 
 
 def _leave(number: int, frame: object) -> NoReturn:
