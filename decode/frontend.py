@@ -40,7 +40,10 @@ FAULTS = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Answer:
-    """A piece of an answer, or all of it. The last piece has `reason` and `usage`."""
+    """A piece of an answer, or all of it. The last piece has `reason` and `usage`.
+
+    Any other piece is one token, or says by `usage` (all tokens so far) that it is more.
+    """
 
     text: str
     tokens: tuple[int, ...] = ()
@@ -204,7 +207,7 @@ def _answer(echo: str, pieces: list[Output]) -> Answer:
         tokens=tuple(token for piece in pieces for token in piece.tokens),
         logprobs=tuple(value for piece in pieces for value in piece.logprobs),
         reason=last.finish_reason,
-        usage=last.usage,
+        usage=last.usage if last.final or len(last.tokens) != 1 else None,
     )
 
 

@@ -19,7 +19,8 @@ from decode.types import FinishReason, RejectReason, Request, Usage
 class Output:
     """What became known of a request since the last output. The last one has `finish_reason` or `reject` set.
 
-    Latencies (ns, from submit) are set on the last output of a request that ran; `itl` holds the gaps between tokens.
+    `usage` counts what was drawn so far. Latencies (ns, from submit) are set on the last output of a request that ran;
+    `itl` holds the gaps between tokens.
     """
 
     text: str = ""
@@ -95,8 +96,7 @@ class Stream:
         """Make the next output the last one; the first end counts."""
         if self.ended:
             return
-        usage = Usage(len(self.request.prompt), self._cached, len(self._times), preemptions)
-        last = Output(finish_reason=reason, usage=usage, message=message, e2e=now - self._submitted)
+        last = Output(finish_reason=reason, usage=self._usage(preemptions), message=message, e2e=now - self._submitted)
         if self._started is not None:
             last.queue = self._started - self._submitted
         if self._times:
@@ -113,11 +113,14 @@ class Stream:
         pending = self._pending
         if self._told or (self._last is None and not pending.tokens):
             return None
-        output, self._pending = self._last or Output(), _Pending()
+        output, self._pending = self._last or Output(usage=self._usage()), _Pending()
         output.text = "".join(pending.text)
         output.tokens, output.logprobs = tuple(pending.tokens), tuple(pending.logprobs)
         self._told = output.final
         return output
+
+    def _usage(self, preemptions: int = 0) -> Usage:
+        return Usage(len(self.request.prompt), self._cached, len(self._times), preemptions)
 
     def _token(self, event: TokenOut) -> None:
         self._times.append(event.time)

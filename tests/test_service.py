@@ -143,6 +143,10 @@ def test_a_slow_client_stalls_neither_steps_nor_loses_tokens(
     client.wait()
     assert len(client.tokens) == 100
     assert len(client.outputs) < 50  # what piled up went out together
+    told = 0
+    for output in client.outputs:
+        told += len(output.tokens)
+        assert output.usage is not None and output.usage.output_tokens == told
 
 
 def test_a_client_that_raises_ends_only_itself(tokenizer: Tokenizer, start: Callable[..., Service]) -> None:
