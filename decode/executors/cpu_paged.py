@@ -20,6 +20,7 @@ from decode.executors.kernels import LINEAR, PARTS, PHASE_BYTES, PHASES_PER_LAYE
 from decode.executors.model_config import ModelConfig
 from decode.executors.packing import Arena, huge, pack, pack_gate_up, packed_bytes, padded
 from decode.executors.simd import LANES
+from decode.executors.smoothing import Smoothing
 from decode.executors.weights import Linear, Weights, inverse_frequencies
 from decode.plan import Copy
 
@@ -95,25 +96,29 @@ class CpuModel:
         self._keep("rotations", torch.stack((angles.cos(), angles.sin()), 1).numpy())
 
     def _pack(self, weights: Weights) -> None:
-        size, dtype = self._weight_dtype.itemsize, self._weight_dtype
-        flat = [part for layer in weights.layers for part in (layer.qkv, layer.out, layer.gate_up, layer.down)]
-        head = Linear(weights.head)
-        arena = Arena(sum(packed_bytes(p.weight.shape[0] + LANES, p.weight.shape[1], size) for p in [*flat, head]))
-        self._keep("zeros", np.zeros(padded(max(p.weight.shape[0] for p in [*flat, head])) + 2 * LANES, np.float32))
+        config, dtype = self.config, self._weight_dtype
+        hidden, inner, mixed = config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
+        qkv = mixed + 2 * config.num_kv_heads * config.head_dim
+        shapes = [(qkv, hidden), (hidden, mixed), (2 * inner + LANES, hidden), (hidden, inner)] * config.num_layers
+        shapes.append((config.vocab_size, hidden))
+        arena = Arena(sum(packed_bytes(*shape, dtype.itemsize) for shape in shapes))
+        self._keep("zeros", np.zeros(padded(max(outputs for outputs, _ in shapes)) + LANES, np.float32))
         zeros = int(self._kept["zeros"].ctypes.data)
-        packed = [(pack_gate_up if i % 4 == 2 else pack)(arena, part, dtype, zeros) for i, part in enumerate(flat)]
-        packed.append(pack(arena, head, dtype, zeros))
+        norms = np.zeros((2 * config.num_layers + 1, padded(hidden)), np.float32)
+        qk_norms = np.zeros((2 * config.num_layers, padded(config.head_dim)), np.float32)
+        smoothing = Smoothing(config, weights) if self._kind == "int8" else None
+        packed = []
+        for i, layer in enumerate(weights.layers):
+            layer = smoothing.layer(i, layer) if smoothing else layer
+            norms[2 * i, :hidden], norms[2 * i + 1, :hidden] = layer.input_norm, layer.mlp_norm
+            if layer.q_norm is not None and layer.k_norm is not None:
+                qk_norms[2 * i, : config.head_dim], qk_norms[2 * i + 1, : config.head_dim] = layer.q_norm, layer.k_norm
+            packed += [pack(arena, part, dtype, zeros) for part in (layer.qkv, layer.out)]
+            packed += [pack_gate_up(arena, layer.gate_up, dtype, zeros), pack(arena, layer.down, dtype, zeros)]
+        norms[-1, :hidden], head = smoothing.head(weights) if smoothing else (weights.norm, weights.head)
+        packed.append(pack(arena, Linear(head), dtype, zeros))
         self._arena, self.weights_bytes = arena, arena.used
         self._keep("linears", np.array([astuple(p) for p in packed], LINEAR))
-        norms = np.zeros((2 * len(weights.layers) + 1, padded(self.config.hidden_size)), np.float32)
-        qk_norms = np.zeros((2 * len(weights.layers), padded(self.config.head_dim)), np.float32)
-        for i, layer in enumerate(weights.layers):
-            norms[2 * i, : self.config.hidden_size] = layer.input_norm.float()
-            norms[2 * i + 1, : self.config.hidden_size] = layer.mlp_norm.float()
-            if layer.q_norm is not None and layer.k_norm is not None:
-                qk_norms[2 * i, : self.config.head_dim] = layer.q_norm.float()
-                qk_norms[2 * i + 1, : self.config.head_dim] = layer.k_norm.float()
-        norms[-1, : self.config.hidden_size] = weights.norm.float()
         self._keep("norms", norms)
         self._keep("qk_norms", qk_norms)
 
@@ -131,6 +136,8 @@ class CpuModel:
     def forward(self, batch: Batch) -> Tensor:
         """float32 logits [draws, vocab], valid until the next call."""
         tokens, draws = len(batch.tokens), len(batch.draw_rows)
+        if not tokens:
+            return torch.empty(0, self.config.vocab_size)
         self._grow(tokens, draws, int(batch.keys.max()))
         self._put(batch)
         x = torch.from_numpy(self._scratch["x"])

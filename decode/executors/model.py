@@ -33,27 +33,28 @@ class Model:
         cos, sin = angles.cos()[:, None, :], angles.sin()[:, None, :]
         heads, kv = config.num_heads, config.num_kv_heads
         for index, layer in enumerate(self.weights.layers):
-            qkv = _linear(_norm(hidden, layer.input_norm, eps), layer.qkv)
+            qkv = self.linear(index, "qkv", layer.qkv, norm(hidden, layer.input_norm, eps))
             q, k, v = qkv.view(-1, heads + 2 * kv, config.head_dim).split([heads, kv, kv], 1)
             if layer.q_norm is not None and layer.k_norm is not None:
-                q, k = _norm(q, layer.q_norm, eps), _norm(k, layer.k_norm, eps)
+                q, k = norm(q, layer.q_norm, eps), norm(k, layer.k_norm, eps)
             out = attend(index, _rotate(q, cos, sin), _rotate(k, cos, sin), v)
-            hidden = hidden + _linear(out.flatten(1), layer.out)
-            gate, up = _linear(_norm(hidden, layer.mlp_norm, eps), layer.gate_up).chunk(2, -1)
-            hidden = hidden + _linear(functional.silu(gate) * up, layer.down)
+            hidden = hidden + self.linear(index, "out", layer.out, out.flatten(1))
+            gate_up = self.linear(index, "gate_up", layer.gate_up, norm(hidden, layer.mlp_norm, eps))
+            gate, up = gate_up.chunk(2, -1)
+            hidden = hidden + self.linear(index, "down", layer.down, functional.silu(gate) * up)
         return hidden
+
+    def linear(self, index: int, name: str, linear: Linear, x: Tensor) -> Tensor:
+        """The product of layer `index` that is called `name` in Layer."""
+        return functional.linear(x, linear.weight, linear.bias)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 logits [n, vocab] of the given hidden states [n, hidden]."""
-        normed = _norm(hidden, self.weights.norm, self.config.norm_eps)
-        return functional.linear(normed, self.weights.head).float()
+        return functional.linear(norm(hidden, self.weights.norm, self.config.norm_eps), self.weights.head).float()
 
 
-def _linear(x: Tensor, layer: Linear) -> Tensor:
-    return functional.linear(x, layer.weight, layer.bias)
-
-
-def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMSNorm over the last dimension, computed in float32."""
     wide = x.float()
     return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
 

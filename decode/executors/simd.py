@@ -185,7 +185,7 @@ def norm_row(typing: Any, row: Any, weight: Any, out: Any, blocks: Any, count: A
 
 @intrinsic
 def quantize_row(typing: Any, row: Any, out: Any, blocks: Any, offset: Any) -> Any:
-    """Round 16 * `blocks` float32 to bytes in [-127, 127] + `offset`. Returns the scale: row ≈ (bytes - offset) * scale."""
+    """Round 16 * `blocks` float32 to bytes in [-127, 127] + `offset`; returns the scale: row ≈ (byte - offset) * scale."""
 
     def generate(context: Any, builder: Builder, signature: Any, args: Any) -> Any:
         row, out, blocks, offset = args

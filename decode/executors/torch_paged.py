@@ -56,12 +56,16 @@ class TorchExecutor:
     def warmup(self) -> None:
         """Nothing to compile."""
 
+    def logits(self, plan: StepPlan) -> torch.Tensor:
+        """Run one step without drawing: float32 logits [draws, vocab] in chunk order, valid until the next step."""
+        self._model.copy(plan.copies)
+        return self._model.forward(flatten(plan, self._page_size))
+
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step. `elapsed` is wall time in nanoseconds."""
         begin = time.perf_counter_ns()
-        self._model.copy(plan.copies)
-        logits = self._model.forward(flatten(plan, self._page_size))
+        logits = self.logits(plan)
         forwarded = time.perf_counter_ns()
         draws = [c.draw for c in plan.chunks if c.draw is not None]
         drawn, logprobs = self._sampler.draw(logits, draws)

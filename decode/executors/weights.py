@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import overload
 
 import torch
 from safetensors import safe_open
@@ -46,10 +48,10 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The whole model. `head` is `embed` itself when the embeddings are tied."""
+    """The whole model. `head` is `embed` itself when the embeddings are tied; `layers` may read a layer when asked."""
 
     embed: torch.Tensor  # [vocab, hidden]
-    layers: tuple[Layer, ...]
+    layers: Sequence[Layer]
     norm: torch.Tensor  # [hidden]
     head: torch.Tensor  # [vocab, hidden]
 
@@ -86,15 +88,35 @@ class _Shards:
         return Linear(weight, biases)
 
 
+class _Layers(Sequence[Layer]):
+    """Layers read from their files each time they are asked for, so that few of them are in memory at once."""
+
+    def __init__(self, shards: _Shards, config: ModelConfig) -> None:
+        self._shards, self._config = shards, config
+
+    def __len__(self) -> int:
+        return self._config.num_layers
+
+    @overload
+    def __getitem__(self, index: int) -> Layer: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Layer]: ...
+    def __getitem__(self, index: int | slice) -> Layer | Sequence[Layer]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return _layer(self._shards, self._config, f"model.layers.{index}.")
+
+
 def load(model_dir: Path, config: ModelConfig, dtype: torch.dtype) -> Weights:
-    """All tensors on the CPU as `dtype`. Raises WeightsError on a missing or misshapen one."""
+    """Tensors on the CPU as `dtype`, layers when asked for. Raises WeightsError on a missing or misshapen one."""
     shards = _Shards(model_dir, dtype)
     embed = shards.get("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
-    layers = tuple(_layer(shards, config, f"model.layers.{i}.") for i in range(config.num_layers))
     norm = shards.get("model.norm.weight", config.hidden_size)
     tied = config.tie_embeddings
     head = embed if tied else shards.get("lm_head.weight", config.vocab_size, config.hidden_size)
-    return Weights(embed, layers, norm, head)
+    return Weights(embed, _Layers(shards, config), norm, head)
 
 
 def _layer(shards: _Shards, config: ModelConfig, at: str) -> Layer:
