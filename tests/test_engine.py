@@ -83,6 +83,8 @@ class Bench:
     def _run(self, plan: StepPlan) -> None:
         """What an executor does to memory; every position a chunk attends to must hold the right token's KV."""
         size = self.config.page_size
+        assert 0 < plan.num_tokens <= self.config.max_num_batched_tokens
+        assert len({c.seq for c in plan.chunks}) == len(plan.chunks) <= self.config.max_num_seqs
         for copy in plan.copies:
             for offset in range(copy.tokens):
                 self.kv[copy.dst, offset] = self.kv[copy.src, offset]
@@ -97,6 +99,8 @@ class Bench:
         by_number = {s.number: s for s in self.engine.scheduler.planned}
         for chunk in plan.chunks:
             tokens = by_number[chunk.seq].tokens
+            assert chunk.tokens, "a chunk of nothing"
+            assert (chunk.draw is not None) == (chunk.start + len(chunk.tokens) == len(tokens))
             for p in range(chunk.start + len(chunk.tokens)):
                 assert self.kv[chunk.pages[p // size], p % size] == tokens[p], "attends to another's KV"
 
@@ -268,8 +272,10 @@ def test_oldest_goes_first_and_the_youngest_gives_way_when_pages_run_short() -> 
     assert bench.engine.stats().preemptions >= 1
     ends = [e.request_id for e in bench.events if isinstance(e, Finished)]
     assert ends == ["a", "b"]
-    b = bench.end("b")
-    assert isinstance(b, Finished) and b.usage.preemptions >= 1
+    a, b = bench.end("a"), bench.end("b")
+    assert isinstance(a, Finished) and a.usage.preemptions == 0
+    assert isinstance(b, Finished) and b.usage.preemptions == bench.engine.stats().preemptions
+    assert [p.step for p in bench.plans if p.chunks[0].seq == 0] == list(range(8))  # a is not held up for one step
     alone = Bench(small(prefix_cache=False))
     alone.submit(request("b", 8, 8))
     alone.run()
@@ -294,6 +300,37 @@ def test_the_watermark_keeps_pages_for_those_that_run() -> None:
     assert [s.request.id for s in bench.engine.scheduler.running] == ["a"]  # 3 + 6 pages fit, but not 2 more
     bench.run()
     assert isinstance(bench.end("b"), Finished)
+
+
+def test_a_request_that_needs_every_page_runs_once_it_is_alone() -> None:
+    """Whatever the watermark: it would wait for ever otherwise, and all behind it."""
+    bench = Bench(small(num_pages=5, watermark=0.5, prefix_cache=False))
+    bench.submit(request("small", 3, 4), request("all", 20, 1), request("behind", 3, 1))
+    bench.run()
+    assert [e.request_id for e in bench.events if isinstance(e, Finished)] == ["small", "all", "behind"]
+
+
+def test_nobody_starts_in_a_step_whose_budget_is_spent() -> None:
+    """It would hold pages and count as running without getting anywhere."""
+    bench = Bench(small())
+    bench.submit(request("a", 16, 4), request("b", 3, 4))
+    bench.step()
+    assert [e.request_id for e in bench.events if isinstance(e, Started)] == ["a"]
+    assert bench.engine.stats().running == 1
+    bench.step()
+    assert bench.engine.stats().running == 2
+
+
+def test_decoding_comes_before_prompts_even_older_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """First come, first served never leaves an older prompt behind; another policy of chunks may."""
+    bench = Bench(small())
+    monkeypatch.setattr("decode.policy.chunk", lambda remaining, budget: min(remaining, budget, 10))
+    bench.submit(request("long", 60, 2), request("short", 3, 8))
+    bench.step()
+    monkeypatch.undo()
+    for _ in range(3):
+        bench.step()
+        assert [(c.seq, len(c.tokens)) for c in bench.plans[-1].chunks] == [(1, 1), (0, 15)]
 
 
 @pytest.mark.parametrize("when", [0, 1, 2, 4])

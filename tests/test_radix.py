@@ -89,3 +89,14 @@ def test_used_paths_are_never_evicted_and_all_else_can_be(
         evicted.add(tree.evict())
         tree.check()
     assert evicted == everything - used
+
+
+def test_the_heap_of_leaves_stays_small_however_often_they_are_used() -> None:
+    tree = RadixTree(SIZE)
+    paths = [publish(tree, (i,) * 3, i)[0] for i in range(5)]
+    for i in range(10_000):
+        tree.use(paths[i % 5])
+        tree.leave(paths[i % 5])
+    assert len(tree._leaves) <= 2 * 5 + 64 + 1
+    tree.check()
+    assert [tree.evict() for _ in range(5)] == [0, 1, 2, 3, 4]
