@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decode.config import ConfigError, EngineConfig, TierConfig, pages_in
-from decode.engine import Engine
+from decode.engine import Engine, Stats
 from decode.executors.scripted import ScriptedExecutor
 from decode.plan import Cancel, Chunk, Event, Finished, Rejected, Started, StepPlan, Submit, TokenOut
 from decode.types import FinishReason, InvalidRequest, RejectReason, Request, SamplingParams
@@ -421,6 +421,34 @@ def test_history_is_given_only_to_draws_with_penalties() -> None:
     last = {c.seq: c.draw for c in bench.plans[-1].chunks}
     assert last[0].prompt == (1, 2, 3) and last[0].output == (21, 28)  # type: ignore[union-attr]
     assert last[1].prompt == () and last[1].output == ()  # type: ignore[union-attr]
+
+
+def test_stats_count_what_happened() -> None:
+    tiers = (TierConfig("default"), TierConfig("other", max_queue=1))
+    bench = Bench(small(tiers=tiers, max_num_seqs=2))
+    bench.submit(request("a", (1, 2, 3, 4, 5, 6), 2), request("b", (1, 2, 3, 4, 9), 3))
+    bench.step()
+    bench.submit(request("c", 4, 1), request("d", 4, 1, tier="other"), request("e", 4, 1, tier="other"))
+    stats = bench.engine.stats()
+    assert stats == Stats(
+        running=2,
+        waiting={"default": 1, "other": 1},
+        pages_total=32,
+        pages_used=3,  # one shared, one each of their own
+        pages_cached=0,
+        preemptions=0,
+        prompt_tokens=11,
+        prefix_hit_tokens=4,
+        output_tokens=2,
+        rejected={**dict.fromkeys(RejectReason, 0), "queue_full": 1},
+        steps=1,
+    )
+    bench.run()
+    assert not bench.step() and bench.engine.idle
+    stats = bench.engine.stats()
+    assert (stats.running, stats.waiting, stats.pages_used) == (0, {"default": 0, "other": 0}, 0)
+    assert (stats.prompt_tokens, stats.prefix_hit_tokens, stats.output_tokens, stats.steps) == (19, 4, 7, 4)
+    assert stats.pages_cached == bench.engine.cache.tree.size == 3  # the shared one, c's and d's
 
 
 def test_config_and_sampling_refuse_nonsense_in_one_line() -> None:
