@@ -182,7 +182,7 @@ def test_greedy_text_is_that_of_transformers(smollm2_dir: Path) -> None:
     for prompt, drawn in zip(prompts, greedy(run, prompts, 64), strict=True):
         with torch.inference_mode():
             likely = model(torch.tensor([prompt + drawn[:-1]])).logits[0, len(prompt) - 1 :]
-        likely[:, list(run.config.eos_token_ids)] = -torch.inf
+            likely[:, list(run.config.eos_token_ids)] = -torch.inf
         assert drawn == tuple(likely.argmax(-1).tolist())
 
 

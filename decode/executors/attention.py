@@ -13,8 +13,11 @@ import numpy as np
 from numba import njit
 
 from decode.executors.kernels import BLOCK_ROW, claim, done, floats, integers, row_pieces, wait
-from decode.executors.simd import LANES, softmax_row
+from decode.executors.simd import LANES, prefetch, softmax_row
 from decode.executors.tiles import MAX_BLOCKS, MAX_ROWS, put, tile
+
+
+AHEAD = 4  # pages between what is read and what is asked for
 
 
 @njit
@@ -146,7 +149,11 @@ def score_tile(
     blocks = column_of(step, keys - 1) // LANES + 1
     block_bytes = step.head_dim * LANES * step.kv_bytes
     q_row = step.head_dim * 4
+    ahead = AHEAD * step.page_blocks
     for block in range(0, blocks, MAX_BLOCKS):
+        for far in range(block + ahead, min(block + ahead + MAX_BLOCKS, blocks)):
+            at = page_at(step, layer, pages[far // step.page_blocks], head) + far % step.page_blocks * block_bytes
+            prefetch(at, block_bytes)
         count, after = min(MAX_BLOCKS, blocks - block), min(block + MAX_BLOCKS, blocks) - 1
         here = page_at(step, layer, pages[block // step.page_blocks], head) + block % step.page_blocks * block_bytes
         there = page_at(step, layer, pages[after // step.page_blocks], head) + after % step.page_blocks * block_bytes
@@ -179,6 +186,9 @@ def mix_tile(
     value_row, block_bytes = step.head_pad * step.kv_bytes, LANES * step.kv_bytes
     for page in range((keys + step.page_size - 1) // step.page_size):
         values = page_at(step, layer, pages[page], head) + step.value_at
+        if page + AHEAD < (keys + step.page_size - 1) // step.page_size:
+            far = page_at(step, layer, pages[page + AHEAD], head) + step.value_at
+            prefetch(far, step.page_size * value_row)
         depth = min(step.page_size, keys - page * step.page_size)
         for block in range(0, step.head_pad // LANES, MAX_BLOCKS):
             for row in range(0, rows, MAX_ROWS):

@@ -185,7 +185,7 @@ def norm_row(typing: Any, row: Any, weight: Any, out: Any, blocks: Any, count: A
 
 @intrinsic
 def quantize_row(typing: Any, row: Any, out: Any, blocks: Any, offset: Any) -> Any:
-    """Round 16 * `blocks` float32 to bytes in [-127, 127] + `offset`; returns the scale: row ≈ (byte - offset) * scale."""
+    """16 * `blocks` float32 to bytes in [-127, 127] + `offset`; returns the scale: row = scale * (byte - offset)."""
 
     def generate(context: Any, builder: Builder, signature: Any, args: Any) -> Any:
         row, out, blocks, offset = args
@@ -215,6 +215,26 @@ def quantize_row(typing: Any, row: Any, out: Any, blocks: Any, offset: Any) -> A
 def _sum(builder: Builder, vector: Value) -> Value:
     start = constant(F32, 0.0)
     return call(builder, "llvm.vector.reduce.fadd.v16f32", F32, start, vector, fastmath=("reassoc",))
+
+
+@intrinsic
+def prefetch(typing: Any, at: Any, count: Any) -> Any:
+    """Ask for `count` bytes at an address to be brought near; they will be read soon."""
+
+    def generate(context: Any, builder: Builder, signature: Any, args: Any) -> Any:
+        at, count = args
+
+        def body(i: Value, state: list[Value]) -> list[Value]:
+            where = builder.inttoptr(builder.add(at, builder.mul(i, constant(I64, 64))), I8.as_pointer())
+            kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
+            fetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+            builder.call(fetch, [where, constant(I32, 0), constant(I32, 3), constant(I32, 1)])
+            return state
+
+        loop(builder, builder.lshr(count, constant(I64, 6)), [], body)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
 
 
 @intrinsic
