@@ -16,7 +16,6 @@ from decode.executors.kernels import BLOCK_ROW, claim, done, floats, integers, r
 from decode.executors.simd import LANES, prefetch, softmax_row
 from decode.executors.tiles import MAX_BLOCKS, MAX_ROWS, put, tile
 
-
 AHEAD = 4  # pages between what is read and what is asked for
 
 
