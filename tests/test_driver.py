@@ -150,8 +150,8 @@ def test_a_failed_step_reports_no_result_and_ends_requests_with_its_number_and_e
     [
         (StepResult((), 10), "0 tokens for 2 chunks"),
         (StepResult((7, 7, 7), 10), "3 tokens for 2 chunks"),
-        (StepResult((None, None), 10), "chunk 0"),
-        (StepResult((7, 7), 10), "chunk 1"),
+        (StepResult((None, None), 10), "gave None for chunk 0, which asked for a token"),
+        (StepResult((7, 7), 10), "gave 7 for chunk 1, which asked for none"),
         (StepResult((7, None), 10, (Logprobs(-1.0, ()),)), "1 logprobs for 2 chunks"),
     ],
 )

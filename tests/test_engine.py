@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decode.config import ConfigError, EngineConfig, TierConfig, pages_in
+from decode.config import EngineConfig, TierConfig
 from decode.engine import Engine, Stats
 from decode.executors.scripted import ScriptedExecutor
 from decode.plan import Cancel, Chunk, Event, Finished, Rejected, Started, StepPlan, Submit, TokenOut
-from decode.types import FinishReason, InvalidRequest, RejectReason, Request, SamplingParams
+from decode.types import FinishReason, RejectReason, Request, SamplingParams
 
 EOS = 999
 
@@ -449,29 +449,6 @@ def test_stats_count_what_happened() -> None:
     assert (stats.running, stats.waiting, stats.pages_used) == (0, {"default": 0, "other": 0}, 0)
     assert (stats.prompt_tokens, stats.prefix_hit_tokens, stats.output_tokens, stats.steps) == (19, 4, 7, 4)
     assert stats.pages_cached == bench.engine.cache.tree.size == 3  # the shared one, c's and d's
-
-
-def test_config_and_sampling_refuse_nonsense_in_one_line() -> None:
-    for change in ({"num_pages": 0}, {"watermark": 1.0}, {"mode": "x"}, {"max_num_batched_tokens": 4}, {"tiers": ()}):
-        with pytest.raises(ConfigError, match=f"^{next(iter(change))}: .* is not allowed; [^\n]+$"):
-            small(**change)
-    assert pages_in(1000, 4, 10) == 25
-    with pytest.raises(ConfigError, match="at least 40 bytes"):
-        pages_in(39, 4, 10)
-    nonsense = [
-        {"max_tokens": 0},
-        {"temperature": float("nan")},
-        {"top_p": 0.0},
-        {"seed": -1},
-        {"stop": ("",)},
-        {"max_tokens": True},
-        {"min_tokens": 99},
-        {"logprobs": 99},
-        {"presence_penalty": 3},
-    ]
-    for bad in nonsense:
-        with pytest.raises(InvalidRequest, match=f"^{next(iter(bad))}: .* is not allowed; [^\n]+$"):
-            SamplingParams(**bad)  # type: ignore[arg-type]
 
 
 Life = st.lists(
