@@ -13,7 +13,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # numpy < 2 is what the Python stub of the embedded server needs; naming it and torch every time keeps both in place.
 PINS := '$(TORCH_SPEC)' 'numpy<2'
-PIP := $(BIN)/python -m pip --disable-pip-version-check install
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install
 TYPED := $(patsubst %,decode/%.py,types plan config page_pool radix kv_cache sequence policy scheduler engine driver clock)
 
 .PHONY: demo serve test check install
