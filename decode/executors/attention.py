@@ -159,7 +159,7 @@ def score_tile(
         for row in range(0, rows, MAX_ROWS):
             tile(
                 kind, min(MAX_ROWS, rows - row), count, q + row * q_row, q_row,
-                here, there - here, LANES * step.kv_bytes, step.head_dim, step.zeros, step.zeros, step.zeros,
+                here, there - here, LANES * step.kv_bytes, 0, step.head_dim, step.zeros, step.zeros, step.zeros,
                 step.zeros, scores + row * step.score_row + block * BLOCK_ROW, step.score_row, False,
             )  # fmt: skip
 
@@ -194,6 +194,6 @@ def mix_tile(
                 tile(
                     kind, min(MAX_ROWS, rows - row), min(MAX_BLOCKS, step.head_pad // LANES - block),
                     scores + row * step.score_row + page * step.page_blocks * BLOCK_ROW, step.score_row,
-                    values + block * block_bytes, block_bytes, value_row, depth, step.zeros, step.zeros, step.zeros,
+                    values + block * block_bytes, block_bytes, value_row, 0, depth, step.zeros, step.zeros, step.zeros,
                     step.zeros, outs + (row * step.head_pad + block * LANES) * 4, step.head_pad * 4, page > 0,
                 )  # fmt: skip

@@ -141,7 +141,7 @@ def multiply_strip(
         groups -= 1
         tile(
             kind, count, blocks, a + row * a_row, a_row,
-            linear.weight + block * depth * b_step, depth * b_step, b_step, depth,
+            linear.weight + block * depth * b_step, depth * b_step, b_step, MAX_BLOCKS * depth * b_step, depth,
             linear.bias + at, linear.start + at, linear.scales + at, step.act_scales + row * 4,
             out + row * out_row + at, out_row, add,
         )  # fmt: skip

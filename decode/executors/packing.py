@@ -26,7 +26,7 @@ def padded(count: int) -> int:
 
 def huge(nbytes: int) -> NDArray[np.uint8]:
     """Zeroed memory in large pages where the system has them: fewer address look-ups while weights stream through."""
-    memory = mmap.mmap(-1, max(nbytes, 1))
+    memory = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory stays small
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, np.uint8)

@@ -52,6 +52,14 @@ def store(builder: Builder, value: Value, address: Value, offset: Value | int) -
     builder.store(value, builder.inttoptr(builder.add(address, offset), value.type.as_pointer()), align=1)
 
 
+def fetch_line(builder: Builder, address: Value, offset: Value) -> None:
+    """Have the cache line at `offset` bytes after `address` brought near; harmless where there is no memory."""
+    line = builder.inttoptr(builder.add(address, offset), I8.as_pointer())
+    kind = ir.FunctionType(ir.VoidType(), [line.type, I32, I32, I32])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    builder.call(function, [line, constant(I32, 0), constant(I32, 3), constant(I32, 1)])
+
+
 def spread(builder: Builder, scalar: Value, lanes: int = LANES) -> Value:
     """A vector with `scalar` in every lane."""
     undefined = ir.Constant(ir.VectorType(scalar.type, lanes), ir.Undefined)
@@ -219,16 +227,13 @@ def _sum(builder: Builder, vector: Value) -> Value:
 
 @intrinsic
 def prefetch(typing: Any, at: Any, count: Any) -> Any:
-    """Ask for `count` bytes at an address to be brought near; they will be read soon."""
+    """Have `count` bytes at an address brought near; they will be read soon."""
 
     def generate(context: Any, builder: Builder, signature: Any, args: Any) -> Any:
         at, count = args
 
         def body(i: Value, state: list[Value]) -> list[Value]:
-            where = builder.inttoptr(builder.add(at, builder.mul(i, constant(I64, 64))), I8.as_pointer())
-            kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
-            fetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-            builder.call(fetch, [where, constant(I32, 0), constant(I32, 3), constant(I32, 1)])
+            fetch_line(builder, at, builder.mul(i, constant(I64, 64)))
             return state
 
         loop(builder, builder.lshr(count, constant(I64, 6)), [], body)

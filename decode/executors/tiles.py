@@ -30,6 +30,7 @@ from decode.executors.simd import (
     Value,
     call,
     constant,
+    fetch_line,
     fma,
     load,
     loop,
@@ -91,14 +92,16 @@ def _dot4_avx2(builder: Builder, total: Value, x: Value, w: Value) -> Value:
 
 
 def _sums(
-    builder: Builder, kind: types.Type, rows: list[Value], b: list[Value], b_step: Value, depth: Value,
-    start: list[Value],
+    builder: Builder, kind: types.Type, rows: list[Value], b: list[Value], b_step: Value, ahead: Value,
+    depth: Value, start: list[Value],
 ) -> list[Value]:  # fmt: skip
     """Accumulators, row by row, after `depth` steps of one k (of four for int8)."""
     int8 = kind == BYTE
 
     def step(k: Value, totals: list[Value]) -> list[Value]:
         at = builder.mul(k, b_step)
+        for block in b:
+            fetch_line(builder, block, builder.add(at, ahead))
         if int8:
             columns = [load(builder, block, at, ir.VectorType(I8, 4 * LANES)) for block in b]
         else:
@@ -117,14 +120,14 @@ def _sums(
 
 
 def _tile(builder: Builder, kind: types.Type, rows: int, blocks: int, args: list[Value]) -> None:
-    a, a_row, b, b_apart, b_step, depth, bias, start, column_scales, row_scales, out, out_row, add = args
+    a, a_row, b, b_apart, b_step, ahead, depth, bias, start, column_scales, row_scales, out, out_row, add = args
     columns = [builder.add(b, builder.mul(b_apart, constant(I64, j))) for j in range(blocks)]
     lines = [builder.add(a, builder.mul(a_row, constant(I64, r))) for r in range(rows)]
     if kind == BYTE:
         first = [load(builder, start, 64 * j, VI32) for j in range(blocks)]
     else:
         first = [constant(VF32, 0.0)] * blocks
-    totals = _sums(builder, kind, lines, columns, b_step, depth, first * rows)
+    totals = _sums(builder, kind, lines, columns, b_step, ahead, depth, first * rows)
     for r in range(rows):
         line = builder.add(out, builder.mul(out_row, constant(I64, r)))
         for j in range(blocks):
@@ -159,13 +162,14 @@ def put(typing: Any, kind: Any, at: Any, value: Any) -> Any:
 
 @intrinsic
 def tile(
-    typing: Any, kind: Any, rows: Any, blocks: Any, a: Any, a_row: Any, b: Any, b_apart: Any, b_step: Any, depth: Any,
-    bias: Any, start: Any, column_scales: Any, row_scales: Any, out: Any, out_row: Any, add: Any,
+    typing: Any, kind: Any, rows: Any, blocks: Any, a: Any, a_row: Any, b: Any, b_apart: Any, b_step: Any, ahead: Any,
+    depth: Any, bias: Any, start: Any, column_scales: Any, row_scales: Any, out: Any, out_row: Any, add: Any,
 ) -> Any:  # fmt: skip
     """out[r, 16 j:] = sum over k of a[r, k] * b[j, k] + bias (+ out, if `add`), for r < rows, j < blocks.
 
     All but `kind`, `rows`, `blocks`, `depth` and `add` are addresses, or distances in bytes. `kind` is any value of the
-    type that stands for what `b` holds: blocks `b_apart`, in each 16 columns per k, `b_step` from k to k.
+    type that stands for what `b` holds: blocks `b_apart`, in each 16 columns per k, `b_step` from k to k. What lies
+    `ahead` of each is fetched for later.
     int8: four k at once, `a` bytes + INT8_OFFSET, int32 sums begin at `start`, then times the two scales.
     """
 
@@ -185,4 +189,4 @@ def tile(
         builder.position_at_end(done)
         return context.get_dummy_value()
 
-    return types.void(kind, *[types.int64] * 14, types.boolean), generate
+    return types.void(kind, *[types.int64] * 15, types.boolean), generate
