@@ -238,7 +238,8 @@ def test_closing_cancels_what_outlasts_the_drain(tokenizer: Tokenizer, start: Ca
     while not client.outputs:
         time.sleep(0.001)
     service.close(0.05)
-    assert client.wait().finish_reason is FinishReason.CANCELLED
+    assert client.ended.is_set() and client.outputs[-1].finish_reason is FinishReason.CANCELLED
+    assert not any(thread.name.startswith("gapless-") for thread in threading.enumerate())
 
 
 def test_inputs_are_handed_out_once_in_order_and_never_before_they_arrived() -> None:
