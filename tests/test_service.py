@@ -13,11 +13,11 @@ from decode import service as service_module
 from decode.config import EngineConfig, TierConfig
 from decode.engine import Engine
 from decode.executors.scripted import ScriptedExecutor
-from decode.plan import Cancel, Chunk, StepPlan, StepResult
+from decode.plan import Cancel, Chunk, Finished, StepPlan, StepResult
 from decode.service import MAX_FAILURES, Output, Service, _Inbox
 from decode.stream import Stream
 from decode.text import Tokenizer
-from decode.types import FinishReason, RejectReason, Request, SamplingParams
+from decode.types import FinishReason, RejectReason, Request, SamplingParams, Usage
 
 TEXT = "Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich. 👩‍🚀 done, and on it goes without an end."
 
@@ -417,3 +417,15 @@ def test_whenever_it_ends_every_request_of_many_threads_ends_once(
     assert all(end.queue is None or end.queue >= 0 for end in ends)
     assert any(end.finish_reason in (FinishReason.LENGTH, FinishReason.STOP) for end in ends)
     assert ends[-1].reject is (RejectReason.SHUTTING_DOWN if ending == "close" else RejectReason.UNHEALTHY)
+
+
+def test_an_end_that_comes_twice_changes_nothing(tokenizer: Tokenizer, start: Callable[..., Service]) -> None:
+    """Closing says it once more for whatever a hanging step may have left; mostly all has ended by then."""
+    service, client = start(Slow(script(tokenizer, 3))), Collected()
+    service.submit(ask("a", 5), client)
+    client.wait()
+    for name in ("a#0", "never seen"):
+        service.emit([Finished(name, FinishReason.CANCELLED, Usage(0, 0, 0), 0)])
+    after = Collected()
+    service.submit(ask("b", 5), after)
+    assert after.wait().finish_reason is FinishReason.LENGTH and service.healthy and len(client.tokens) == 5
