@@ -1,9 +1,10 @@
-"""Listens to the models of a tritonserver and brings back those that die, without touching the others.
+"""Listens to the models of a tritonserver and brings back those that die, at the least cost to the others.
 
 A model's line (decode.supervision) ends when its process does. Triton itself notices neither a dead stub nor a dead
-engine thread, and streams that were open hang for ever, also after the model is loaded again: so the launcher cuts
-the client connections and reloads the model. What that costs other models on the server: their clients see one
-connection reset; the models stay loaded. Must not know how the server is started or ended.
+engine thread, and streams that were open hang for ever, also after the model is loaded again. Where no other model is
+loaded the server is started anew, which is clean. Else the launcher cuts the client connections and reloads the one
+model: clients of the others see one connection reset and their models stay loaded (but see docs/LOG.md: version 2.51
+at times aborts by itself when a busy stub was killed). Must not know how the server is started or ended.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class ModelWatch:
     def __init__(self, http: TritonHTTP, ports: Collection[int], say: Callable[[str], None]) -> None:
         self.name = f"gapless-{os.getpid()}-{secrets.token_hex(8)}"  # of the socket that models report to
         self.lines: dict[int, Line] = {}  # by pid of the model's process
+        self.wants_restart = False  # the server was killed because of a model, not by itself
         self.ghosts = False  # a model whose streams were cut lives on in the server, which then cannot end by itself
         self._http = http
         self._ports = ports
@@ -62,7 +64,7 @@ class ModelWatch:
 
     def attach(self, server: int) -> None:
         """From now on deaths are those of models of this process."""
-        self._server, self.ghosts = server, False
+        self._server, self.ghosts, self.wants_restart = server, False, False
 
     def detach(self) -> None:
         """From now on nothing is brought back."""
@@ -130,8 +132,12 @@ class ModelWatch:
         if server != self._server or name in self._recovering:
             return
         self._recovering.add(name)
+        how = f"{name} died {'with requests open' if line.report.open else 'idle'}"
         try:
-            self._say(f"{name} died {'with requests open' if line.report.open else 'idle'}; loading it again")
+            if not await self.others(besides=name):
+                self._restart(server, how)
+                return
+            self._say(f"{how}; loading it again")
             release(line.stub)
             if line.report.open:
                 self.ghosts = True
@@ -140,11 +146,24 @@ class ModelWatch:
             if server == self._server:
                 self._say(f"{name} answers again after {time.monotonic() - began:.1f} s")
         except (OSError, TritonError, NoAnswer) as error:
-            if server == self._server:
-                self._say(f"{name} cannot be brought back alone ({error}); starting the server anew")
-                kill(server)
+            self._restart(server, f"{name} cannot be brought back alone ({error})")
         finally:
             self._recovering.discard(name)
+
+    def _restart(self, server: int, why: str) -> None:
+        if server == self._server:
+            self._say(f"{why}; starting the server anew")
+            self.wants_restart = True
+            kill(server)
+
+    async def others(self, besides: str = "") -> bool:
+        """Whether models are loaded that do not report to us, or another than `besides` that does."""
+        try:
+            loaded = await asyncio.to_thread(self._http.models)
+        except (OSError, TritonError):
+            return False
+        mine = set() if besides else set(self.models)
+        return bool(set(loaded) - mine - {besides})
 
     async def _reload(self, name: str) -> None:
         for attempt in range(1, LOAD_TRIES + 1):

@@ -42,7 +42,7 @@ def adopt_orphans() -> None:
 
 
 def stubs_of(server: int) -> list[Stub]:
-    """Children of a tritonserver that are Python models."""
+    """Children of a process; those of a tritonserver are Python models."""
     found = []
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
@@ -63,12 +63,18 @@ def kill(pid: int, number: int = signal.SIGKILL) -> None:
         os.kill(pid, number)
 
 
-def bury(stubs: Collection[Stub]) -> None:
-    """After their server: kill what is left of its stubs, reap them, remove their shared memory."""
-    for stub in stubs:
-        kill(stub.pid)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(stub.pid, 0)
+def bury(known: Collection[Stub]) -> None:
+    """After their server: kill and reap its stubs, which are our children now, and remove their shared memory.
+
+    `known` are those seen while the server lived; one that it was just starting shows up only here.
+    """
+    while left := stubs_of(os.getpid()):
+        for stub in left:
+            kill(stub.pid)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(stub.pid, 0)
+            release(stub)
+    for stub in known:
         release(stub)
 
 

@@ -22,7 +22,7 @@ from typing import IO
 from decode.supervision import OPTIONS, SUPERVISOR
 from gapless.model_watch import FAREWELL, ModelWatch, NoAnswer, first_of
 from gapless.processes import adopt_orphans, bury, die_with_parent, kill, stubs_of
-from gapless.triton_http import TritonError, TritonHTTP, one_line
+from gapless.triton_http import TritonHTTP, one_line
 from gapless.tritonserver import TritonServer
 
 QUICK_DEATHS = 5  # of the server in a row, each within QUICK seconds of its start, before the launcher gives up
@@ -107,6 +107,8 @@ class Launcher:
                 self._watch.detach()
                 self._remove_ready_file()
                 await self._bury(process)
+            if self._watch.wants_restart:
+                continue
             deaths = deaths + 1 if time.monotonic() - began < QUICK else 1
             if not ever_ready or deaths >= QUICK_DEATHS:
                 what = f"died {deaths} times in a row" if ever_ready else "did not start"
@@ -196,7 +198,7 @@ class Launcher:
             if self._force.is_set() or time.monotonic() > until + FAREWELL:
                 return
             await asyncio.sleep(0.05)
-        others = await self._others()
+        others = await self._watch.others()
         await first_of(exited, self._force.wait(), asyncio.sleep(LAST_WORDS))
         if not exited.done() and not self._force.is_set():
             kill(server, signal.SIGTERM)
@@ -204,14 +206,6 @@ class Launcher:
             # no other model can be at work there is nothing to wait for.
             patience = until - time.monotonic() if others and not self._watch.ghosts else PATIENCE
             await first_of(exited, self._force.wait(), asyncio.sleep(max(PATIENCE, patience)))
-
-    async def _others(self) -> bool:
-        """Whether models are loaded that do not report to us."""
-        try:
-            loaded = await asyncio.to_thread(self.http.models)
-        except (OSError, TritonError):
-            return False
-        return bool(set(loaded) - set(self._watch.models))
 
     async def _bury(self, process: asyncio.subprocess.Process) -> None:
         """Nothing of the server is left after this."""
