@@ -70,8 +70,11 @@ class Launcher:
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
 
-    async def run(self, on_ready: Callable[[], None]) -> int:
-        """Serve until a signal. Raises ServeError when the server does not start or keeps dying."""
+    async def run(self, on_ready: Callable[[list[str]], None]) -> int:
+        """Serve until a signal; `on_ready` gets the names of models that report to us.
+
+        Raises ServeError when the server does not start or keeps dying.
+        """
         adopt_orphans()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -86,7 +89,7 @@ class Launcher:
             listener.close()
         return 1 if self._force.is_set() else 0
 
-    async def _keep_serving(self, on_ready: Callable[[], None]) -> None:
+    async def _keep_serving(self, on_ready: Callable[[list[str]], None]) -> None:
         deaths, ever_ready = 0, False
         while not self._stop.is_set():
             began = time.monotonic()
@@ -98,7 +101,7 @@ class Launcher:
                     self._write_ready_file(process.pid)
                     self._say(f"ready after {time.monotonic() - began:.1f} s")
                     if not ever_ready:
-                        on_ready()
+                        on_ready(self._watch.models)
                     ever_ready = True
                     await first_of(exited, self._stop.wait())
                 if self._stop.is_set():

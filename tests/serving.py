@@ -96,12 +96,12 @@ class Serving:
         except OSError:
             return False
 
-    def post(self, path: str, body: object, timeout: float = 30.0) -> tuple[int, str]:
+    def post(self, path: str, body: object, timeout: float = 30.0, model: str = "") -> tuple[int, str]:
         """Status and text; `body` is JSON, or bytes as they are."""
         connection = http.client.HTTPConnection("127.0.0.1", self.facts["http_port"], timeout=timeout)
         try:
             data = body if isinstance(body, bytes) else json.dumps(body)
-            connection.request("POST", f"/v2/models/{self.model}/{path}", data)
+            connection.request("POST", f"/v2/models/{model or self.model}/{path}", data)
             response = connection.getresponse()
             return response.status, response.read().decode()
         finally:
@@ -198,7 +198,7 @@ def tensor(name: str, value: Any) -> grpcclient.InferInput:
 
 
 @contextmanager
-def serve(repository: Path, folder: Path, *arguments: str, ready_timeout: float = 120.0) -> Iterator[Serving]:
+def serve(repository: Path, folder: Path, *arguments: str, model: str = "") -> Iterator[Serving]:
     """`gapless serve` on free ports, ended when the block is left."""
     out, ready = folder / "serve.out", folder / "ready.json"
     command = [sys.executable, "-m", "gapless", "serve", "--model-repository", str(repository)]
@@ -206,10 +206,10 @@ def serve(repository: Path, folder: Path, *arguments: str, ready_timeout: float 
     command += ["--log-file", str(folder / "triton.log"), *arguments]
     with out.open("wb") as sink:
         process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, cwd=ROOT)
-    model = next(repository.glob("*/config.pbtxt")).parent.name
+    model = model or next(repository.glob("*/config.pbtxt")).parent.name
     serving = Serving(process, out, model, ready)
     try:
-        wait_for(lambda: ready.exists() or process.poll() is not None, ready_timeout)
+        wait_for(lambda: ready.exists() or process.poll() is not None, 120)
         assert process.poll() is None, out.read_text()
         serving.read_facts()
         yield serving

@@ -66,22 +66,23 @@ def run(
     _say(f"starting tritonserver ({server.origin}) with {', '.join(models)}")
     with log_file.open("ab") if log_file else nullcontext(sys.stderr.buffer) as log:
         launcher = Launcher(plan, server, _say, log)
-        raise typer.Exit(asyncio.run(launcher.run(lambda: _introduce(plan, launcher.http.host))))
+        raise typer.Exit(asyncio.run(launcher.run(lambda chat: _introduce(plan, launcher.http.host, chat))))
 
 
 def _say(text: str) -> None:
     print(f"gapless: {text}", flush=True)
 
 
-def _introduce(plan: Plan, host: str) -> None:
-    """Addresses, and a line to paste into a shell."""
+def _introduce(plan: Plan, host: str, chat: list[str]) -> None:
+    """Addresses, and a line to paste into a shell for the first of the `chat` models."""
     where = f"[{host}]" if ":" in host else host
     _say(f"HTTP    http://{where}:{plan.http_port}")
     _say(f"gRPC    {where}:{plan.grpc_port}")
     _say(f"metrics http://{where}:{plan.metrics_port}/metrics")
-    url = f"http://{where}:{plan.http_port}/v2/models/{plan.models[0]}/generate_stream"
-    _say("ask it something:")
-    print(f"curl -sN {url} -d {shlex.quote(CURL_BODY)}", flush=True)
+    for name in chat[:1]:
+        url = f"http://{where}:{plan.http_port}/v2/models/{name}/generate_stream"
+        _say("ask it something:")
+        print(f"curl -sN {url} -d {shlex.quote(CURL_BODY)}", flush=True)
 
 
 def _models(repository: Path, wanted: list[str]) -> tuple[str, ...]:
