@@ -292,6 +292,18 @@ def test_a_preempted_request_resumes_before_newer_ones() -> None:
     assert Counter(e.request_id for e in bench.events if isinstance(e, Started)) == {"a": 1, "b": 1, "c": 1}
 
 
+def test_of_several_preempted_requests_the_oldest_resumes_first() -> None:
+    """c gives way first and b after it; c would fit beside a sooner, but it is not its turn."""
+    bench = Bench(small(num_pages=9, prefix_cache=False, max_num_batched_tokens=24))
+    bench.submit(*(request(name, 8, 12) for name in "abc"))
+    bench.run()
+    assert [e.request_id for e in bench.events if isinstance(e, Finished)] == ["a", "b", "c"]
+    preempted = [bench.end(name).usage.preemptions for name in "abc"]  # type: ignore[union-attr]
+    assert preempted[0] == 0 and preempted[1] >= 1 and preempted[2] >= 1
+    resumed = [c.seq for p in bench.plans for c in p.chunks if c.start == 0]
+    assert resumed[:5] == [0, 1, 2, 1, 2]
+
+
 def test_the_watermark_keeps_pages_for_those_that_run() -> None:
     bench = Bench(small(num_pages=10, watermark=0.2, prefix_cache=False))
     bench.submit(request("a", 12, 8), request("b", 24, 8))
@@ -310,13 +322,14 @@ def test_a_request_that_needs_every_page_runs_once_it_is_alone() -> None:
     assert [e.request_id for e in bench.events if isinstance(e, Finished)] == ["small", "all", "behind"]
 
 
-def test_nobody_starts_in_a_step_whose_budget_is_spent() -> None:
-    """It would hold pages and count as running without getting anywhere."""
+@pytest.mark.parametrize(("length", "started"), [(15, ["a", "b"]), (16, ["a"])])
+def test_nobody_starts_in_a_step_whose_budget_is_spent(length: int, started: list[str]) -> None:
+    """It would hold pages and count as running without getting anywhere; with one token left it gets somewhere."""
     bench = Bench(small())
-    bench.submit(request("a", 16, 4), request("b", 3, 4))
+    bench.submit(request("a", length, 4), request("b", 3, 4))
     bench.step()
-    assert [e.request_id for e in bench.events if isinstance(e, Started)] == ["a"]
-    assert bench.engine.stats().running == 1
+    assert [e.request_id for e in bench.events if isinstance(e, Started)] == started
+    assert bench.engine.stats().running == len(started)
     bench.step()
     assert bench.engine.stats().running == 2
 

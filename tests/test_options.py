@@ -135,3 +135,9 @@ def test_an_unknown_parameter_is_refused_with_all_that_are_known() -> None:
         ServiceOptions.from_parameters({"max_num_seqs": "8", "zoom": "1", "max_batch": "3"})
     names = ", ".join(sorted(f.name for f in fields(ServiceOptions)))
     assert str(caught.value) == f"parameters.max_batch: unknown; one of {names}"
+
+
+@pytest.mark.parametrize("share", [0.0, -0.5, 1.01])
+def test_a_share_of_the_card_is_checked_however_it_comes(share: float) -> None:
+    with pytest.raises(ConfigError, match=r"^gpu_memory_utilization: .* is not allowed; a share in \(0, 1\]$"):
+        ServiceOptions(gpu_memory_utilization=share)
