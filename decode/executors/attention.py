@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from decode.executors.kernels import BLOCK_ROW, claim, done, floats, integers, row_pieces, wait
+from decode.executors.kernels import BLOCK_ROW, blocks_at_once, claim, done, floats, integers, row_pieces, wait
 from decode.executors.simd import LANES, prefetch, softmax_row
-from decode.executors.tiles import MAX_BLOCKS, MAX_ROWS, put, tile
+from decode.executors.tiles import MAX_ROWS, MAX_SUMS, first_of, mix, put, tile
 
-AHEAD = 4  # pages between what is read and what is asked for
+FIRST_PAGES = 8  # pages that are fetched before anything else is there to do
+EARLY_BYTES = 1 << 19  # values are asked for along with keys, if both stay in a core's own cache until they are mixed
 
 
 @njit
@@ -99,32 +100,53 @@ def place_key_value(step: Any, kind: Any, page: int, offset: int, key: Any, valu
 @njit
 def attend(step: Any, phase: int, me: int, kind: Any, layer: int) -> None:
     """Causal attention of all tiles into `mixed` [tokens, heads * head_dim]; threads take tiles and KV heads."""
-    chunks, starts = integers(step.tile_chunk, step.tiles), integers(step.tile_start, step.tiles)
-    scores = step.scores + me * step.tile_rows * step.score_row
-    outs = step.outs + me * step.tile_rows * step.head_pad * 4
     pieces = step.tiles * step.kv_heads
     piece = claim(step, phase)
+    if piece < pieces:
+        fetch_first_pages(step, layer, piece)
     while piece < pieces:
-        index, head = piece // step.kv_heads, piece % step.kv_heads
-        attend_tile(step, kind, layer, head, chunks[index], starts[index], scores, outs)
+        following = claim(step, phase)  # known early, so that its pages can be on their way
+        attend_tile(step, me, kind, layer, piece, following if following < pieces else piece)
         done(step, phase)
-        piece = claim(step, phase)
+        piece = following
     wait(step, phase, pieces)
 
 
 @njit
-def attend_tile(step: Any, kind: Any, layer: int, head: int, chunk: int, start: int, scores: int, outs: int) -> None:
-    """Tokens from `start` of a chunk, one KV head: scores, softmax, mix."""
+def tile_pages(step: Any, piece: int) -> Any:
+    """Address of the page table that a piece reads, its keys and its pages."""
+    index = piece // step.kv_heads
+    chunk, start = integers(step.tile_chunk, index + 1)[index], integers(step.tile_start, index + 1)[index]
+    first, after = integers(step.first_row + chunk * 8, 2)
+    tokens = min(step.tile_tokens, after - first - start)
+    keys = integers(step.keys + chunk * 8, 1)[0] - (after - first) + start + tokens
+    return step.pages + chunk * step.pages_row, keys, (keys + step.page_size - 1) // step.page_size
+
+
+@njit
+def fetch_first_pages(step: Any, layer: int, piece: int) -> None:
+    """Have the keys of a piece brought near before anything else is there to do."""
+    table, _, used = tile_pages(step, piece)
+    for page in integers(table, min(used, FIRST_PAGES)):
+        prefetch(page_at(step, layer, page, piece % step.kv_heads), step.value_at)
+
+
+@njit
+def attend_tile(step: Any, me: int, kind: Any, layer: int, piece: int, following: int) -> None:
+    """Some tokens of a chunk, one KV head: scores, softmax, mix."""
+    index, head = piece // step.kv_heads, piece % step.kv_heads
+    chunk, start = integers(step.tile_chunk, step.tiles)[index], integers(step.tile_start, step.tiles)[index]
     first, after = integers(step.first_row + chunk * 8, 2)
     group = step.heads // step.kv_heads
     tokens = min(step.tile_tokens, after - first - start)
-    seen = integers(step.keys + chunk * 8, 1)[0] - (after - first) + start  # keys before the first token
-    pages = integers(step.pages + chunk * step.pages_row, step.pages_row // 8)
+    table, keys, used = tile_pages(step, piece)
+    scores = step.scores + me * step.tile_rows * step.score_row
+    outs = step.outs + me * step.tile_rows * step.head_pad * 4
     q = step.q + (head * step.tokens + first + start) * group * step.head_dim * 4
-    score_tile(step, kind, layer, head, pages, q, tokens * group, seen + tokens, scores)
+    score_tile(step, kind, layer, head, integers(table, used), q, tokens * group, keys, scores)
     for row in range(tokens * group):
-        soften_row(step, scores + row * step.score_row, seen + row // group + 1, seen + tokens)
-    mix_tile(step, kind, layer, head, pages, scores, tokens * group, seen + tokens, outs)
+        soften_row(step, scores + row * step.score_row, keys - tokens + row // group + 1, keys)
+    mix_tile(step, kind, layer, head, table, keys, scores, tokens * group, following, outs)
     for row in range(tokens * group):
         total = floats(scores + row * step.score_row, step.score_row // 4)[step.score_row // 4 - 1]
         source = floats(outs + row * step.head_pad * 4, step.head_dim)
@@ -141,27 +163,37 @@ def column_of(step: Any, key: int) -> int:
 
 
 @njit
+def key_block(step: Any, layer: int, head: int, pages: Any, block: int) -> int:
+    """Address of a block of 16 keys."""
+    at = page_at(step, layer, pages[block // step.page_blocks], head)
+    return at + block % step.page_blocks * step.head_dim * LANES * step.kv_bytes
+
+
+@njit
 def score_tile(
     step: Any, kind: Any, layer: int, head: int, pages: Any, q: int, rows: int, keys: int, scores: int
 ) -> None:
-    """scores [rows, columns] = q [rows, head_dim] times keys, two blocks of positions at a time."""
-    blocks = column_of(step, keys - 1) // LANES + 1
-    block_bytes = step.head_dim * LANES * step.kv_bytes
-    q_row = step.head_dim * 4
-    ahead = AHEAD * step.page_blocks
-    for block in range(0, blocks, MAX_BLOCKS):
-        for far in range(block + ahead, min(block + ahead + MAX_BLOCKS, blocks)):
-            at = page_at(step, layer, pages[far // step.page_blocks], head) + far % step.page_blocks * block_bytes
-            prefetch(at, block_bytes)
-        count, after = min(MAX_BLOCKS, blocks - block), min(block + MAX_BLOCKS, blocks) - 1
-        here = page_at(step, layer, pages[block // step.page_blocks], head) + block % step.page_blocks * block_bytes
-        there = page_at(step, layer, pages[after // step.page_blocks], head) + after % step.page_blocks * block_bytes
-        for row in range(0, rows, MAX_ROWS):
+    """scores [rows, columns] = q [rows, head_dim] times keys; the values of the pages are fetched meanwhile."""
+    blocks, block, q_row = column_of(step, keys - 1) // LANES + 1, 0, step.head_dim * 4
+    high = min(rows, MAX_ROWS)
+    for_values = step.head_page_bytes - step.value_at if len(pages) * step.head_page_bytes <= EARLY_BYTES else 0
+    while block < blocks:
+        count = blocks_at_once(high, blocks - block, MAX_SUMS)
+        for page in range(block // step.page_blocks, (block + count) // step.page_blocks):
+            prefetch(page_at(step, layer, pages[page], head) + step.value_at, for_values)
+        at = first_of(
+            key_block(step, layer, head, pages, block),
+            key_block(step, layer, head, pages, min(block + 1, blocks - 1)),
+            key_block(step, layer, head, pages, min(block + 2, blocks - 1)),
+            key_block(step, layer, head, pages, min(block + 3, blocks - 1)),
+        )
+        for row in range(0, rows, high):
             tile(
-                kind, min(MAX_ROWS, rows - row), count, q + row * q_row, q_row,
-                here, there - here, LANES * step.kv_bytes, 0, step.head_dim, step.zeros, step.zeros, step.zeros,
-                step.zeros, scores + row * step.score_row + block * BLOCK_ROW, step.score_row, False,
+                kind, min(high, rows - row), count, q + row * q_row, q_row, at, LANES * step.kv_bytes, 0, step.head_dim,
+                step.zeros, step.zeros, step.zeros, step.zeros,
+                scores + row * step.score_row + block * BLOCK_ROW, step.score_row, False,
             )  # fmt: skip
+        block += count
 
 
 @njit
@@ -179,21 +211,34 @@ def soften_row(step: Any, at: int, keys: int, tile_keys: int) -> None:
 
 @njit
 def mix_tile(
-    step: Any, kind: Any, layer: int, head: int, pages: Any, scores: int, rows: int, keys: int, outs: int
+    step: Any,
+    kind: Any,
+    layer: int,
+    head: int,
+    table: int,
+    keys: int,
+    scores: int,
+    rows: int,
+    following: int,
+    outs: int,
 ) -> None:
-    """outs [rows, head_pad] = softmax numerators times values, page by page."""
-    value_row, block_bytes = step.head_pad * step.kv_bytes, LANES * step.kv_bytes
-    for page in range((keys + step.page_size - 1) // step.page_size):
-        values = page_at(step, layer, pages[page], head) + step.value_at
-        if page + AHEAD < (keys + step.page_size - 1) // step.page_size:
-            far = page_at(step, layer, pages[page + AHEAD], head) + step.value_at
-            prefetch(far, step.page_size * value_row)
-        depth = min(step.page_size, keys - page * step.page_size)
-        for block in range(0, step.head_pad // LANES, MAX_BLOCKS):
-            for row in range(0, rows, MAX_ROWS):
-                tile(
-                    kind, min(MAX_ROWS, rows - row), min(MAX_BLOCKS, step.head_pad // LANES - block),
-                    scores + row * step.score_row + page * step.page_blocks * BLOCK_ROW, step.score_row,
-                    values + block * block_bytes, block_bytes, value_row, 0, depth, step.zeros, step.zeros, step.zeros,
-                    step.zeros, outs + (row * step.head_pad + block * LANES) * 4, step.head_pad * 4, page > 0,
-                )  # fmt: skip
+    """outs [rows, head_pad] = softmax numerators times values; the keys of the following piece are fetched meanwhile."""
+    value_row, page_bytes = step.head_pad * step.kv_bytes, step.kv_heads * step.head_page_bytes
+    used = (keys + step.page_size - 1) // step.page_size
+    fetch, _, fetches = tile_pages(step, following)
+    row = 0
+    while row < rows:
+        high = min(rows - row, MAX_ROWS, MAX_SUMS // blocks_at_once(1, step.head_pad // LANES, MAX_SUMS))
+        block = 0
+        while block < step.head_pad // LANES:
+            count = blocks_at_once(high, step.head_pad // LANES - block, MAX_SUMS)
+            mix(
+                kind, high, count, scores + row * step.score_row, step.score_row, step.page_blocks * BLOCK_ROW,
+                table, used, page_at(step, layer, 0, head) + step.value_at + block * LANES * step.kv_bytes, page_bytes,
+                value_row, step.page_size, keys - (used - 1) * step.page_size,
+                fetch, fetches if row + block == 0 else 0, step.value_at,
+                page_at(step, layer, 0, following % step.kv_heads),
+                outs + (row * step.head_pad + block * LANES) * 4, step.head_pad * 4,
+            )  # fmt: skip
+            block += count
+        row += high

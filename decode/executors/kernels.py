@@ -23,11 +23,11 @@ from decode.executors.simd import (
     sched_yield,
     silu_multiply_row,
 )
-from decode.executors.tiles import INT8_OFFSET, MAX_BLOCKS, MAX_ROWS, MAX_ROWS_INT8, tile
+from decode.executors.tiles import INT8_OFFSET, MAX_BLOCKS, MAX_ROWS, MAX_SUMS, MAX_SUMS_INT8, spaced, tile
 
 SLAB = 4 * MAX_ROWS  # rows that one thread takes at a time through one strip of weights
 SPINS = 4000  # looks at a meeting point before the core is offered to others
-PIECE_BYTES, PARTS_PER_THREAD = 65536, 16  # weights that make a piece of work, and the most pieces of one product
+PIECE_BYTES, PARTS_PER_THREAD = 131072, 16  # weights that make a piece of work, and the most pieces of one product
 PHASE_BYTES = 64  # a cache line for each phase: pieces claimed, pieces done
 PHASES_PER_LAYER = 10
 BLOCK_ROW = 4 * LANES  # bytes of one row of a block: 16 float32, or 16 times 4 int8
@@ -105,21 +105,29 @@ def lap(step: Any, me: int) -> int:
 
 
 @njit
+def blocks_at_once(rows: int, left: int, sums: int) -> int:
+    """How many blocks a tile of so many rows takes: 1, 2 or 4."""
+    most = min(left, MAX_BLOCKS, sums // rows)
+    return 4 if most >= 4 else 2 if most >= 2 else 1
+
+
+@njit
 def multiply(step: Any, phase: int, kind: Any, linear: Any, rows: int, a: int, out: int, add: bool) -> None:
     """out [rows, 16 * blocks] = a [rows, inputs] @ weight + bias (+ out, if `add`). Pieces: columns of a slab."""
+    sums = MAX_SUMS_INT8 if step.int8 else MAX_SUMS
     block_bytes = linear.inputs * (LANES if step.int8 else LANES * step.weight_bytes)
     slabs = (rows + SLAB - 1) // SLAB
     parts = max(step.team, min(linear.blocks * block_bytes // PIECE_BYTES, PARTS_PER_THREAD * step.team))
     parts = min((parts + step.team - 1) // step.team * step.team, linear.blocks)
     piece = claim(step, phase)
     while piece < slabs * parts:
-        part, slab = piece // slabs, piece % slabs
-        first, last = linear.blocks * part // parts, linear.blocks * (part + 1) // parts
-        row = slab * SLAB
-        for block in range(first, last, MAX_BLOCKS):
-            multiply_strip(
-                step, kind, linear, row, min(rows, row + SLAB), block, min(MAX_BLOCKS, last - block), a, out, add
-            )
+        part, row = piece // slabs, piece % slabs * SLAB
+        block, last = linear.blocks * part // parts, linear.blocks * (part + 1) // parts
+        end = min(rows, row + SLAB)
+        while block < last:
+            blocks = blocks_at_once(min(end - row, MAX_ROWS, sums), last - block, sums)
+            multiply_strip(step, kind, linear, row, end, sums // blocks, block, blocks, a, out, add)
+            block += blocks
         done(step, phase)
         piece = claim(step, phase)
     wait(step, phase, slabs * parts)
@@ -127,22 +135,23 @@ def multiply(step: Any, phase: int, kind: Any, linear: Any, rows: int, a: int, o
 
 @njit
 def multiply_strip(
-    step: Any, kind: Any, linear: Any, row: int, last: int, block: int, blocks: int, a: int, out: int, add: bool
-) -> None:
-    """Rows [row, last) times `blocks` blocks of columns."""
+    step: Any, kind: Any, linear: Any, row: int, end: int, most: int, block: int, blocks: int, a: int, out: int,
+    add: bool,
+) -> None:  # fmt: skip
+    """Rows [row, end) times `blocks` blocks of columns, at most `most` rows at once, all tiles about equally high."""
     int8 = step.int8 != 0
     a_row, depth = (linear.inputs, linear.inputs // 4) if int8 else (linear.inputs * 4, linear.inputs)
     b_step = BLOCK_ROW if int8 else LANES * step.weight_bytes
     out_row, at = linear.blocks * BLOCK_ROW, block * BLOCK_ROW
-    most = MAX_ROWS_INT8 if int8 else MAX_ROWS
-    groups = (last - row + most - 1) // most
-    while row < last:
-        count = (last - row + groups - 1) // groups
+    block_bytes = depth * b_step
+    weight = linear.weight + block * block_bytes
+    groups = (end - row + min(most, MAX_ROWS) - 1) // min(most, MAX_ROWS)
+    while row < end:
+        count = (end - row + groups - 1) // groups
         groups -= 1
         tile(
-            kind, count, blocks, a + row * a_row, a_row,
-            linear.weight + block * depth * b_step, depth * b_step, b_step, MAX_BLOCKS * depth * b_step, depth,
-            linear.bias + at, linear.start + at, linear.scales + at, step.act_scales + row * 4,
+            kind, count, blocks, a + row * a_row, a_row, spaced(weight, block_bytes), b_step, blocks * block_bytes,
+            depth, linear.bias + at, linear.start + at, linear.scales + at, step.act_scales + row * 4,
             out + row * out_row + at, out_row, add,
         )  # fmt: skip
         row += count

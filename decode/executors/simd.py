@@ -60,6 +60,16 @@ def fetch_line(builder: Builder, address: Value, offset: Value) -> None:
     builder.call(function, [line, constant(I32, 0), constant(I32, 3), constant(I32, 1)])
 
 
+def prefetch_span(builder: Builder, address: Value, nbytes: Value) -> None:
+    """Have the cache lines of `nbytes` bytes brought near."""
+
+    def body(i: Value, state: list[Value]) -> list[Value]:
+        fetch_line(builder, address, builder.mul(i, constant(I64, 64)))
+        return state
+
+    loop(builder, builder.lshr(nbytes, constant(I64, 6)), [], body)
+
+
 def spread(builder: Builder, scalar: Value, lanes: int = LANES) -> Value:
     """A vector with `scalar` in every lane."""
     undefined = ir.Constant(ir.VectorType(scalar.type, lanes), ir.Undefined)
@@ -199,19 +209,22 @@ def quantize_row(typing: Any, row: Any, out: Any, blocks: Any, offset: Any) -> A
         row, out, blocks, offset = args
 
         def largest(i: Value, state: list[Value]) -> list[Value]:
-            x = load(builder, row, builder.mul(i, constant(I64, 64)), VF32)
-            size = call(builder, "llvm.fabs.v16f32", VF32, x)
-            return [call(builder, "llvm.maximum.v16f32", VF32, state[0], size)]
+            # As integers, sizes of floats compare alike, and a NaN is the largest of all: it shall not be lost here.
+            bits = load(builder, row, builder.mul(i, constant(I64, 64)), VI32)
+            size = builder.and_(bits, constant(VI32, 0x7FFFFFFF))
+            return [call(builder, "llvm.smax.v16i32", VI32, state[0], size)]
 
         def body(i: Value, state: list[Value]) -> list[Value]:
-            x = builder.fmul(load(builder, row, builder.mul(i, constant(I64, 64)), VF32), factor)
-            whole = builder.fptosi(call(builder, "llvm.rint.v16f32", VF32, x), VI32)
-            shifted = builder.trunc(builder.add(whole, zero), ir.VectorType(I8, LANES))
+            x = load(builder, row, builder.mul(i, constant(I64, 64)), VF32)
+            # 1.5 * 2**23 leaves no room for a fraction: the low byte of the sum is the rounded number.
+            bits = builder.bitcast(fma(builder, x, factor, constant(VF32, 12582912.0)), VI32)
+            shifted = builder.trunc(builder.add(bits, zero), ir.VectorType(I8, LANES))
             store(builder, shifted, out, builder.mul(i, constant(I64, LANES)))
             return state
 
-        [top] = loop(builder, blocks, [constant(VF32, 1e-30)], largest)
-        scale = builder.fdiv(call(builder, "llvm.vector.reduce.fmaximum.v16f32", F32, top), constant(F32, 127.0))
+        [top] = loop(builder, blocks, [constant(VI32, 0x0DA24260)], largest)  # at least 1e-30
+        size = builder.bitcast(call(builder, "llvm.vector.reduce.smax.v16i32", I32, top), F32)
+        scale = builder.fdiv(size, constant(F32, 127.0))
         factor = spread(builder, builder.fdiv(constant(F32, 1.0), scale))
         zero = spread(builder, builder.trunc(offset, I32))
         loop(builder, blocks, [], body)
@@ -226,17 +239,11 @@ def _sum(builder: Builder, vector: Value) -> Value:
 
 
 @intrinsic
-def prefetch(typing: Any, at: Any, count: Any) -> Any:
-    """Have `count` bytes at an address brought near; they will be read soon."""
+def prefetch(typing: Any, at: Any, nbytes: Any) -> Any:
+    """Have `nbytes` at an address brought near; they will be read soon."""
 
     def generate(context: Any, builder: Builder, signature: Any, args: Any) -> Any:
-        at, count = args
-
-        def body(i: Value, state: list[Value]) -> list[Value]:
-            fetch_line(builder, at, builder.mul(i, constant(I64, 64)))
-            return state
-
-        loop(builder, builder.lshr(count, constant(I64, 6)), [], body)
+        prefetch_span(builder, *args)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64), generate

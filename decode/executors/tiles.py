@@ -11,6 +11,7 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from decode.executors.simd import (
@@ -34,6 +35,7 @@ from decode.executors.simd import (
     fma,
     load,
     loop,
+    prefetch_span,
     spread,
     store,
 )
@@ -45,9 +47,10 @@ VNNI = WIDE and "avx512vnni" in FEATURES
 AVX2 = "avx2" in FEATURES
 # Activations are stored with this added, because the VNNI product wants one unsigned operand.
 INT8_OFFSET = 128 if VNNI else 0
-# Accumulators: 24 of 32 registers, or 12 of 16; the int8 product without VNNI needs more registers beside them.
-MAX_ROWS, MAX_BLOCKS = (12, 2) if WIDE else (6, 1)
-MAX_ROWS_INT8 = MAX_ROWS if VNNI else 4
+# A tile has at most MAX_ROWS rows, MAX_BLOCKS blocks and MAX_SUMS sums: 24 of 32 registers, or 12 of 16 half as long.
+# The int8 product without VNNI needs more registers beside them.
+MAX_ROWS, MAX_BLOCKS, MAX_SUMS = (12, 4, 24) if WIDE else (6, 2, 6)
+MAX_SUMS_INT8 = MAX_SUMS if VNNI else 4
 
 
 def _widen(builder: Builder, at: Value, offset: Value, kind: types.Type) -> Value:
@@ -92,15 +95,15 @@ def _dot4_avx2(builder: Builder, total: Value, x: Value, w: Value) -> Value:
 
 
 def _sums(
-    builder: Builder, kind: types.Type, rows: list[Value], b: list[Value], b_step: Value, ahead: Value,
+    builder: Builder, kind: types.Type, rows: list[Value], b: list[Value], b_step: Value, ahead: Value | None,
     depth: Value, start: list[Value],
 ) -> list[Value]:  # fmt: skip
-    """Accumulators, row by row, after `depth` steps of one k (of four for int8)."""
+    """Sums, row by row, after `depth` steps of one k (of four for int8)."""
     int8 = kind == BYTE
 
     def step(k: Value, totals: list[Value]) -> list[Value]:
         at = builder.mul(k, b_step)
-        for block in b:
+        for block in b if ahead is not None else []:
             fetch_line(builder, block, builder.add(at, ahead))
         if int8:
             columns = [load(builder, block, at, ir.VectorType(I8, 4 * LANES)) for block in b]
@@ -120,9 +123,9 @@ def _sums(
 
 
 def _tile(builder: Builder, kind: types.Type, rows: int, blocks: int, args: list[Value]) -> None:
-    a, a_row, b, b_apart, b_step, ahead, depth, bias, start, column_scales, row_scales, out, out_row, add = args
-    columns = [builder.add(b, builder.mul(b_apart, constant(I64, j))) for j in range(blocks)]
+    a, a_row, b, b_step, ahead, depth, bias, start, column_scales, row_scales, out, out_row, add = args
     lines = [builder.add(a, builder.mul(a_row, constant(I64, r))) for r in range(rows)]
+    columns = cgutils.unpack_tuple(builder, b)[:blocks]
     if kind == BYTE:
         first = [load(builder, start, 64 * j, VI32) for j in range(blocks)]
     else:
@@ -139,6 +142,54 @@ def _tile(builder: Builder, kind: types.Type, rows: int, blocks: int, args: list
             total = builder.fadd(total, load(builder, bias, 64 * j, VF32))
             total = builder.select(add, builder.fadd(total, load(builder, line, 64 * j, VF32)), total)
             store(builder, total, line, 64 * j)
+
+
+def _mix(builder: Builder, kind: types.Type, rows: int, blocks: int, args: list[Value]) -> None:
+    a, a_row, a_page, table, pages, base, page_bytes, b_step, depth, last, fetch, fetches, fetch_bytes, *rest = args
+    fetch_base, out, out_row = rest
+    width = constant(I64, LANES * _bytes(kind))
+    lines = [builder.add(a, builder.mul(a_row, constant(I64, r))) for r in range(rows)]
+
+    def page_at(table: Value, index: Value, base: Value) -> Value:
+        number = load(builder, table, builder.shl(index, constant(I64, 3)), I64)
+        return builder.add(base, builder.mul(number, page_bytes))
+
+    def page(index: Value, totals: list[Value]) -> list[Value]:
+        wanted = builder.icmp_signed("<", index, fetches)
+        prefetch_span(
+            builder,
+            page_at(fetch, builder.select(wanted, index, constant(I64, 0)), fetch_base),
+            builder.select(wanted, fetch_bytes, constant(I64, 0)),
+        )
+        values = page_at(table, index, base)
+        columns = [builder.add(values, builder.mul(width, constant(I64, j))) for j in range(blocks)]
+        shift = builder.mul(index, a_page)
+        steps = builder.select(builder.icmp_signed("==", index, builder.sub(pages, constant(I64, 1))), last, depth)
+        return _sums(builder, kind, [builder.add(x, shift) for x in lines], columns, b_step, None, steps, totals)
+
+    totals = loop(builder, pages, [constant(VF32, 0.0)] * (rows * blocks), page)
+    for r in range(rows):
+        for j in range(blocks):
+            store(builder, totals[r * blocks + j], builder.add(out, builder.mul(out_row, constant(I64, r))), 64 * j)
+
+
+def _bytes(kind: types.Type) -> int:
+    return {FLOAT: 4, HALF: 2, BFLOAT: 2, BYTE: 1}[kind]
+
+
+def _by_shape(builder: Builder, kind: types.Type, rows: Value, blocks: Value, emit: Any, args: list[Value]) -> None:
+    """Code for every shape of tile, and a jump to the one at hand."""
+    done = builder.append_basic_block("done")
+    most = MAX_SUMS_INT8 if kind == BYTE else MAX_SUMS
+    choice = builder.switch(builder.add(builder.mul(rows, constant(I64, MAX_BLOCKS)), blocks), done)
+    for r in range(1, MAX_ROWS + 1):
+        for j in (j for j in (1, 2, 4) if j <= MAX_BLOCKS and r * j <= most):
+            block = builder.append_basic_block(f"tile_{r}_{j}")
+            choice.add_case(constant(I64, r * MAX_BLOCKS + j), block)
+            builder.position_at_end(block)
+            emit(builder, kind, r, j, args)
+            builder.branch(done)
+    builder.position_at_end(done)
 
 
 @intrinsic
@@ -161,32 +212,63 @@ def put(typing: Any, kind: Any, at: Any, value: Any) -> Any:
 
 
 @intrinsic
+def spaced(typing: Any, first: Any, apart: Any) -> Any:
+    """MAX_BLOCKS addresses that lie `apart` bytes apart."""
+
+    def generate(context: Any, builder: Builder, signature: Any, args: Any) -> Any:
+        first, apart = args
+        every = [builder.add(first, builder.mul(apart, constant(I64, j))) for j in range(MAX_BLOCKS)]
+        return cgutils.pack_array(builder, every, I64)
+
+    return types.UniTuple(types.int64, MAX_BLOCKS)(types.int64, types.int64), generate
+
+
+@intrinsic
+def first_of(typing: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+    """The first MAX_BLOCKS of four addresses."""
+
+    def generate(context: Any, builder: Builder, signature: Any, args: Any) -> Any:
+        return cgutils.pack_array(builder, args[:MAX_BLOCKS], I64)
+
+    return types.UniTuple(types.int64, MAX_BLOCKS)(*[types.int64] * 4), generate
+
+
+@intrinsic
 def tile(
-    typing: Any, kind: Any, rows: Any, blocks: Any, a: Any, a_row: Any, b: Any, b_apart: Any, b_step: Any, ahead: Any,
-    depth: Any, bias: Any, start: Any, column_scales: Any, row_scales: Any, out: Any, out_row: Any, add: Any,
+    typing: Any, kind: Any, rows: Any, blocks: Any, a: Any, a_row: Any, b: Any, b_step: Any, ahead: Any, depth: Any,
+    bias: Any, start: Any, column_scales: Any, row_scales: Any, out: Any, out_row: Any, add: Any,
 ) -> Any:  # fmt: skip
-    """out[r, 16 j:] = sum over k of a[r, k] * b[j, k] + bias (+ out, if `add`), for r < rows, j < blocks.
+    """out[r, 16 j:] = sum over k < depth of a[r, k] * b[j][k] + bias (+ out, if `add`), for r < rows, j < blocks.
 
     All but `kind`, `rows`, `blocks`, `depth` and `add` are addresses, or distances in bytes. `kind` is any value of the
-    type that stands for what `b` holds: blocks `b_apart`, in each 16 columns per k, `b_step` from k to k. What lies
-    `ahead` of each is fetched for later.
+    type that stands for what `b` holds: addresses of MAX_BLOCKS blocks, in each 16 columns per k, `b_step` from k to k.
+    What lies `ahead` of each is fetched for later. `blocks` is 1, 2 or 4; see MAX_SUMS.
     int8: four k at once, `a` bytes + INT8_OFFSET, int32 sums begin at `start`, then times the two scales.
     """
 
     def generate(context: Any, builder: Builder, signature: Any, args: Any) -> Any:
-        _, rows, blocks, *rest = args
-        done = builder.append_basic_block("done")
-        most = MAX_ROWS_INT8 if kind == BYTE else MAX_ROWS
-        shapes = [(r, j) for r in range(1, most + 1) for j in range(1, MAX_BLOCKS + 1)]
-        which = builder.add(builder.mul(rows, constant(I64, MAX_BLOCKS)), blocks)
-        choice = builder.switch(which, done)
-        for r, j in shapes:
-            block = builder.append_basic_block(f"tile_{r}_{j}")
-            choice.add_case(constant(I64, r * MAX_BLOCKS + j), block)
-            builder.position_at_end(block)
-            _tile(builder, kind, r, j, rest)
-            builder.branch(done)
-        builder.position_at_end(done)
+        _by_shape(builder, kind, args[1], args[2], _tile, args[3:])
         return context.get_dummy_value()
 
-    return types.void(kind, *[types.int64] * 15, types.boolean), generate
+    i = types.int64
+    return types.void(kind, *[i] * 4, types.UniTuple(i, MAX_BLOCKS), *[i] * 9, types.boolean), generate
+
+
+@intrinsic
+def mix(
+    typing: Any, kind: Any, rows: Any, blocks: Any, a: Any, a_row: Any, a_page: Any, table: Any, pages: Any, base: Any,
+    page_bytes: Any, b_step: Any, depth: Any, last: Any, fetch: Any, fetches: Any, fetch_bytes: Any,
+    fetch_base: Any, out: Any, out_row: Any,
+) -> Any:  # fmt: skip
+    """out[r, :] = sum over pages and their positions of a[r, position] * value[position], `blocks` blocks wide.
+
+    Page p of `pages` lies at base + table[p] * page_bytes, its positions `b_step` apart, `depth` of them (`last` in
+    the last page); a's numbers for it begin p * `a_page` bytes after a. Meanwhile `fetch_bytes` of each of the first
+    `fetches` pages of a second table, counted from `fetch_base`, are fetched for later.
+    """
+
+    def generate(context: Any, builder: Builder, signature: Any, args: Any) -> Any:
+        _by_shape(builder, kind, args[1], args[2], _mix, args[3:])
+        return context.get_dummy_value()
+
+    return types.void(kind, *[types.int64] * 18), generate
