@@ -32,12 +32,19 @@ CODES = {
     Fault.CANCELLED: pb_utils.TritonError.CANCELLED,
     Fault.INTERNAL: pb_utils.TritonError.INTERNAL,
 }
+SOON = 0.02  # seconds
 REPORT_EVERY = 0.5  # seconds between heartbeats and between updates of gauges
 GRACE = 1.0  # seconds a broken service gets to end its requests itself
 
 
+class StubMismatch(RuntimeError):
+    """This Python environment does not fit the stub; one line."""
+
+    exit_status = 2
+
+
 def check_numpy() -> None:
-    """Refuse a numpy that this stub does not understand. Raises RuntimeError.
+    """Refuse a numpy that this stub does not understand. Raises StubMismatch.
 
     A stub built for numpy 1 reads numpy 2 arrays with wrong strides: inputs arrive as zeros, without an error. The same
     happens to a tensor on its way through DLPack, which needs no request to be seen.
@@ -45,7 +52,7 @@ def check_numpy() -> None:
     sent = np.arange(1, 9, dtype=np.int64)
     got = pb_utils.Tensor.from_dlpack("probe", pb_utils.Tensor("probe", sent).to_dlpack()).as_numpy()
     if got.shape != sent.shape or not (got == sent).all():
-        raise RuntimeError(
+        raise StubMismatch(
             f"numpy {np.__version__} does not work with this Triton's Python stub (tensors arrive corrupted): "
             "pip install 'numpy<2'"
         )
@@ -123,15 +130,15 @@ class Publisher:
             m.name: pb_utils.MetricFamily(name=m.name, description=m.help, kind=kinds[m.kind]) for m in metrics.METRICS
         }
         self._series: dict[tuple[str, ...], Any] = {}
-        self._counts: dict[tuple[str, ...], int] = {}
+        self._counts: dict[str, int] = {}
         self._ended: queue.SimpleQueue[tuple[str, Output]] = queue.SimpleQueue()
 
     def observe(self, tier: str, output: Output) -> None:
         """Remember how a request ended; any thread."""
         self._ended.put((tier, output))
 
-    def publish(self, service: Service, healthy: bool) -> None:
-        """Bring every metric up to date."""
+    def publish(self, service: Service, healthy: bool) -> int:
+        """Bring every metric up to date; the number of steps since the last time."""
         stats = service.stats()
         self._of(metrics.HEALTHY).set(float(healthy))
         self._of(metrics.RUNNING).set(float(stats.running))
@@ -143,10 +150,11 @@ class Publisher:
         self._count(metrics.PREFIX_HITS, stats.prefix_hit_tokens)
         self._count(metrics.PROMPT_TOKENS, stats.prompt_tokens)
         self._count(metrics.OUTPUT_TOKENS, stats.output_tokens)
-        self._count(metrics.STEPS, stats.steps)
+        steps = self._count(metrics.STEPS, stats.steps)
         self._count(metrics.PREEMPTIONS, stats.preemptions)
         while not self._ended.empty():
             self._request_ended(*self._ended.get())
+        return steps
 
     def _request_ended(self, tier: str, output: Output) -> None:
         if output.reject is not None:
@@ -159,10 +167,11 @@ class Publisher:
         for gap in output.itl:
             self._of(metrics.ITL, tier).observe(gap / 1e9)
 
-    def _count(self, metric: metrics.Metric, total: int) -> None:
-        key = (metric.name,)
-        self._of(metric).increment(float(total - self._counts.get(key, 0)))
-        self._counts[key] = total
+    def _count(self, metric: metrics.Metric, total: int) -> int:
+        more = total - self._counts.get(metric.name, 0)
+        self._of(metric).increment(float(more))
+        self._counts[metric.name] = total
+        return more
 
     def _of(self, metric: metrics.Metric, *values: str) -> Any:
         key = (metric.name, *values)
@@ -225,16 +234,16 @@ class ChatModel:
 
     def _keep_house(self) -> None:
         """Find clients that left, keep metrics and the launcher informed, end what a broken service left open."""
-        due, pause = 0.0, 0.02
+        due, pause, step = 0.0, SOON, 0.0
         while not self._stop.wait(pause):
             began = time.monotonic()
             asked = self._frontend.cancel_left()
-            spent = time.monotonic() - began
-            # Asking costs about 0.1 ms of CPU each: at most a tenth of one core goes into it.
-            pause = min(0.25, max(0.02, 10 * spent)) if asked else 0.05
+            # Asking costs about 0.1 ms of CPU each: twice a step is enough, and never more than a tenth of one core.
+            pause = min(0.25, max(SOON, step / 2, 10 * (time.monotonic() - began))) if asked else 2 * SOON
             if began >= due:
                 due = began + REPORT_EVERY
-                self._metrics.publish(self._service, self._frontend.failure is None)
+                steps = self._metrics.publish(self._service, self._frontend.failure is None)
+                step = REPORT_EVERY / steps if steps else step
                 self._report()
             elif self._reported and not self._frontend.open:
                 self._report()  # nobody is left whom a death would hit

@@ -22,7 +22,7 @@ from decode.supervision import Report
 from gapless.processes import Stub, cut_connections, kill, release, stubs_of
 from gapless.triton_http import TritonError, TritonHTTP
 
-SILENCE = 15.0  # seconds without a report after which a model's process counts as frozen
+SILENCE = 20.0  # seconds without a report after which a model's process counts as frozen
 FAREWELL = 3.0  # seconds a broken model gets to tell its clients before its process is killed
 LOAD_TIMEOUT = 600.0
 ANSWER_TIMEOUT = 60.0
@@ -81,11 +81,15 @@ class ModelWatch:
 
     async def patrol(self) -> None:
         """Kill model processes that are frozen, or broken and done with telling so; their lines' end does the rest."""
+        last = time.monotonic()
         while True:
             await asyncio.sleep(0.25)
             now = time.monotonic()
+            missed, last = now - last, now
             for line in list(self.lines.values()):
                 report = line.report
+                if missed > 1:  # we were the ones who did not run: nobody is to blame for what we have not heard
+                    line.heard += missed
                 if report.failure is not None and line.broken_since is None:
                     line.broken_since = now
                     self._say(f"{report.model} is broken: {report.failure}")

@@ -64,7 +64,7 @@ def test_a_frozen_stub_is_replaced(serving: Serving) -> None:
     streams, stub = open_streams(serving, 2), serving.stub
     os.kill(stub, signal.SIGSTOP)
     for stream in streams:
-        assert "UNAVAILABLE" in stream.error(timeout=25)
+        assert "UNAVAILABLE" in stream.error(timeout=40)
     wait_for(serving.answers, 30)
     assert serving.stub != stub
 
