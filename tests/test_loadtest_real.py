@@ -138,6 +138,11 @@ def test_a_server_that_cannot_start_is_told_with_its_reason(workplace: Path) -> 
         pass
 
 
+def as_at_a_terminal() -> None:
+    """A shell's background job ignores Ctrl-C, and so would all that this test run starts."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_interrupted_demo_leaves_no_process_behind(workplace: Path, number: signal.Signals) -> None:
     demo = subprocess.Popen(
@@ -146,6 +151,7 @@ def test_an_interrupted_demo_leaves_no_process_behind(workplace: Path, number: s
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=as_at_a_terminal,
     )
     family: list[psutil.Process] = []
     try:
