@@ -136,13 +136,13 @@ class ModelWatch:
         if server != self._server or name in self._recovering:
             return
         self._recovering.add(name)
+        release(line.stub)
         how = f"{name} died {'with requests open' if line.report.open else 'idle'}"
         try:
             if not await self.others(besides=name):
                 self._restart(server, how)
                 return
             self._say(f"{how}; loading it again")
-            release(line.stub)
             if line.report.open:
                 self.ghosts = True
                 cut_connections(server, self._ports)

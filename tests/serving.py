@@ -59,6 +59,12 @@ def wait_for(what: Callable[[], Any], seconds: float = 30.0) -> Any:
     return found
 
 
+def region(stub: int) -> Path:
+    """The file under /dev/shm that a stub shares with its server."""
+    arguments = Path(f"/proc/{stub}/cmdline").read_text().split("\0")
+    return Path("/dev/shm") / next(a for a in arguments if a.startswith("triton_python_backend_shm_region"))
+
+
 @dataclass
 class Serving:
     """A launcher that is up."""

@@ -10,16 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from serving import CHAT, ROOT, scripted_repository, serve, wait_for
+from serving import CHAT, ROOT, region, scripted_repository, serve, wait_for
 
 PROMPT = "the quick brown fox jumps over the lazy dog"
 LONG = {"sampling_parameters": {"max_tokens": 1900}}
-
-
-def region(stub: int) -> Path:
-    """The file under /dev/shm that a stub shares with its server."""
-    arguments = Path(f"/proc/{stub}/cmdline").read_text().split("\0")
-    return Path("/dev/shm") / next(a for a in arguments if a.startswith("triton_python_backend_shm_region"))
 
 
 def family(pid: int) -> set[int]:

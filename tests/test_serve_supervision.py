@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from serving import Serving, Stream, scripted_repository, serve, wait_for
+from serving import Serving, Stream, region, scripted_repository, serve, wait_for
 
 PROMPT = "the quick brown fox jumps over the lazy dog"
 LONG = {"sampling_parameters": {"max_tokens": 1900}}
@@ -35,11 +35,13 @@ def open_streams(serving: Serving, count: int = 4) -> list[Stream]:
 def test_a_killed_stub_ends_its_streams_and_the_model_comes_back(serving: Serving, turn: str) -> None:
     """The server mostly lives on; version 2.51 aborts when the stub held a lock at that moment (about 1 in 8)."""
     streams, stub = open_streams(serving), serving.stub
+    shared = region(stub)
     os.kill(stub, signal.SIGKILL)
     for stream in streams:
         assert "UNAVAILABLE" in stream.error(timeout=5)
     wait_for(serving.answers, 30)
     assert serving.stub != stub
+    assert not shared.exists()
 
 
 def test_a_stub_killed_while_idle_is_replaced(serving: Serving) -> None:
