@@ -15,7 +15,7 @@ from decode.options import ServiceOptions
 from decode.service import Service
 from decode.text import Tokenizer
 
-KV_BYTES = {"fp32": 4, "int8": 4, "bf16": 2, "fp16": 2}  # per element; int8 is a weight format only
+KV_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 2}  # per element; pages beside int8 weights hold fp16
 DEFAULT_MODEL_LEN = 4096
 ACTIVATIONS = 2**30  # bytes kept free on a card for what a step allocates
 
