@@ -6,4 +6,5 @@ set -euo pipefail
 if [ $# -gt 0 ] && [ "${1#-}" = "$1" ] && command -v -- "$1" >/dev/null; then
     exec "$@"
 fi
-exec gapless serve "$@"
+# On all addresses: a port that docker publishes does not reach 127.0.0.1 inside. A later --host wins.
+exec gapless serve --host 0.0.0.0 "$@"

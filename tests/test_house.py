@@ -81,8 +81,8 @@ def test_the_dockerfile_starts_from_tritons_image_and_starts_the_launcher() -> N
 @pytest.mark.parametrize(
     ("arguments", "started"),
     [
-        ([], "gapless serve"),
-        (["--drain-timeout", "5"], "gapless serve --drain-timeout 5"),
+        ([], "gapless serve --host 0.0.0.0"),
+        (["--drain-timeout", "5"], "gapless serve --host 0.0.0.0 --drain-timeout 5"),
         (["tritonserver", "--model-repository=models"], "tritonserver --model-repository=models"),
         (["gapless", "--help"], "gapless --help"),
     ],
