@@ -6,6 +6,7 @@ ports or how a server is kept alive.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import importlib.util
 import os
@@ -84,10 +85,10 @@ def _embedded(environ: Mapping[str, str]) -> TritonServer:
 def _assemble(root: Path, stub: Path, environ: Mapping[str, str]) -> Path:
     """A backend folder of links with `stub` beside libtriton_python.so; the wheel itself stays untouched.
 
-    Links name the wheel they point to, so folders of two environments never mix.
+    The folder is named after the wheel, so those of two environments never mix.
     """
     cache = Path(environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME", tempfile.gettempdir())) / ".cache")
-    name = f"py{stub.parent.name}-{abs(hash_path(root)):016x}"
+    name = f"py{stub.parent.name}-{hashlib.sha256(str(root).encode()).hexdigest()[:16]}"
     target = cache / "gapless" / "triton-backends" / name
     wanted = {
         "libtriton_python.so": root / "backends/python/libtriton_python.so",
@@ -107,14 +108,6 @@ def _assemble(root: Path, stub: Path, environ: Mapping[str, str]) -> Path:
             f"cannot write {folder} ({error.strerror}); set XDG_CACHE_HOME to a writable folder"
         ) from error
     return target
-
-
-def hash_path(path: Path) -> int:
-    """A stable 64-bit number for a path (FNV-1a)."""
-    value = 0xCBF29CE484222325
-    for byte in str(path).encode():
-        value = (value ^ byte) * 0x100000001B3 % 2**64
-    return value
 
 
 def _python_first(environ: Mapping[str, str]) -> Mapping[str, str]:

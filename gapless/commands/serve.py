@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from decode.options import ServiceOptions
+from gapless.errors import UsageError
 from gapless.supervisor import Launcher, Plan
 from gapless.triton_http import pick_port, port_is_free
 from gapless.tritonserver import find_server, shared_memory_warning
@@ -20,12 +21,6 @@ CURL_BODY = (
     r'{"messages": "[{\"role\": \"user\", \"content\": \"What is the capital of France?\"}]", '
     r'"stream": true, "max_tokens": 64, "temperature": 0}'
 )
-
-
-class BadUse(ValueError):
-    """Words on the command line that cannot be followed."""
-
-    exit_status = 2
 
 
 def run(
@@ -47,7 +42,7 @@ def run(
     models = _models(model_repository, model or [])
     ports = _ports(host, {"http": http_port, "grpc": grpc_port, "metrics": metrics_port})
     if drain_timeout < 0:
-        raise BadUse(f"--drain-timeout: {drain_timeout:g} is not allowed; seconds >= 0")
+        raise UsageError(f"--drain-timeout: {drain_timeout:g} is not allowed; seconds >= 0")
     plan = Plan(
         repository=model_repository.resolve(),
         models=models,
@@ -86,41 +81,41 @@ def _introduce(plan: Plan, host: str, chat: list[str]) -> None:
 
 
 def _models(repository: Path, wanted: list[str]) -> tuple[str, ...]:
-    """Models to load: those wanted, else all. Raises BadUse."""
+    """Models to load: those wanted, else all. Raises UsageError."""
     if not repository.is_dir():
-        raise BadUse(f"--model-repository: {repository} is not a folder")
+        raise UsageError(f"--model-repository: {repository} is not a folder")
     there = sorted(path.parent.name for path in repository.glob("*/config.pbtxt"))
     if not there:
-        raise BadUse(f"--model-repository: {repository} holds no model (no */config.pbtxt)")
+        raise UsageError(f"--model-repository: {repository} holds no model (no */config.pbtxt)")
     for name in wanted:
         if name not in there:
-            raise BadUse(f"--model: {name} is not in {repository}; it holds {', '.join(there)}")
+            raise UsageError(f"--model: {name} is not in {repository}; it holds {', '.join(there)}")
     return tuple(wanted or there)
 
 
 def _ports(host: str, wanted: dict[str, int]) -> dict[str, int]:
-    """Numbers that are free now. Raises BadUse naming the option at fault."""
+    """Numbers that are free now. Raises UsageError naming the option at fault."""
     ports: dict[str, int] = {}
     for name, port in wanted.items():
         if not 0 <= port <= 65535:
-            raise BadUse(f"--{name}-port: {port} is not allowed; 0 to 65535")
+            raise UsageError(f"--{name}-port: {port} is not allowed; 0 to 65535")
         while port == 0 or (wanted[name] == 0 and port in ports.values()):
             port = pick_port(host)
         if port in ports.values():
-            raise BadUse(f"--{name}-port: {port} is given twice; each port needs a number of its own")
+            raise UsageError(f"--{name}-port: {port} is given twice; each port needs a number of its own")
         if not port_is_free(host, port):
-            raise BadUse(f"--{name}-port: {port} is in use on {host}; name another, or 0 for any free one")
+            raise UsageError(f"--{name}-port: {port} is in use on {host}; name another, or 0 for any free one")
         ports[name] = port
     return ports
 
 
 def _options(words: list[str]) -> dict[str, str]:
-    """`key=value` words, checked as the model will check them. Raises BadUse or ConfigError."""
+    """`key=value` words, checked as the model will check them. Raises UsageError or ConfigError."""
     options: dict[str, str] = {}
     for word in words:
         key, equals, value = word.partition("=")
         if not equals:
-            raise BadUse(f"--option: {word!r} is not allowed; key=value")
+            raise UsageError(f"--option: {word!r} is not allowed; key=value")
         options[key] = value
     ServiceOptions.from_parameters(options)
     return options
