@@ -80,6 +80,7 @@ class Detokenizer:
     Nothing is given out that a later token could still change: an incomplete UTF-8 character, a run of byte tokens
     (SentencePiece reads a run as a whole), an emoji that may go on. Each push costs the same however long the text.
     `continues`: the text follows other text, so the blank that SentencePiece drops at a start is kept.
+    For one thread at a time.
     """
 
     def __init__(self, tokenizer: Pieces, *, continues: bool = False) -> None:

@@ -15,7 +15,8 @@ from typing import Protocol
 
 from decode.plan import Logprobs
 from decode.protocol import Call, RawRequest, parse
-from decode.service import Output, Service
+from decode.service import Service
+from decode.stream import Output
 from decode.types import MAX_SEED, FinishReason, InvalidRequest, RejectReason, Request, SamplingParams, Usage
 
 STUCK = 60 * 10**9  # ns after which a step that has not returned counts as broken
@@ -47,7 +48,7 @@ class Answer:
 
     text: str
     tokens: tuple[int, ...] = ()
-    logprobs: tuple[Logprobs | None, ...] = ()
+    logprobs: tuple[Logprobs, ...] = ()
     reason: str | None = None
     usage: Usage | None = None
 

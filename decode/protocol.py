@@ -39,7 +39,7 @@ class Call:
     """A checked request; exactly one of `text`, `messages` and `tokens` is set. `echo` comes before the answer."""
 
     text: str | None
-    messages: list[dict[str, Any]] | None
+    messages: list[Any] | None
     tokens: tuple[int, ...] | None
     sampling: SamplingParams
     tier: str | None
@@ -79,24 +79,16 @@ def parse(raw: RawRequest) -> Call:
 
 def usage_json(usage: Usage) -> str:
     """`{"prompt_tokens": 12, "cached_tokens": 0, "output_tokens": 40}`."""
-    return json.dumps(
-        {
-            "prompt_tokens": usage.prompt_tokens,
-            "cached_tokens": usage.cached_tokens,
-            "output_tokens": usage.output_tokens,
-        }
-    )
+    return json.dumps({name: getattr(usage, name) for name in ("prompt_tokens", "cached_tokens", "output_tokens")})
 
 
-def logprobs_json(tokens: Sequence[int], logprobs: Sequence[Logprobs | None], text_of: Callable[[int], str]) -> str:
+def logprobs_json(tokens: Sequence[int], logprobs: Sequence[Logprobs], text_of: Callable[[int], str]) -> str:
     """One object per token, `{id: {"logprob", "rank", "decoded_token"}}`: the drawn token and the best ones.
 
     The rank of a drawn token that is not among the best ones is not known and therefore null.
     """
     rows = []
-    for token, found in zip(tokens, logprobs, strict=False):
-        if found is None:
-            continue
+    for token, found in zip(tokens, logprobs, strict=True):
         ranks: dict[int, tuple[float, int | None]] = {token: (found.logprob, None)}
         ranks.update({best: (value, place) for place, (best, value) in enumerate(found.top, 1)})
         rows.append(
@@ -156,29 +148,15 @@ def _value(name: str, value: Any) -> Any:
     return value
 
 
-def _messages(text: str) -> list[dict[str, Any]]:
-    """A conversation: `[{"role": "user", "content": "..."}]`; content may be a list of text parts as well."""
+def _messages(text: str) -> list[Any]:
+    """A conversation: `[{"role": "user", "content": "..."}]`; what is in the list is for the chat template to judge."""
     try:
         found = json.loads(text) if text else []
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"messages: not valid JSON: {error}") from None
-    if found == []:
-        return []
     if not isinstance(found, list):
         raise InvalidRequest(f"messages: {_short(found)} is not allowed; a list of objects with role and content")
-    return [_message(f"messages[{i}]", message) for i, message in enumerate(found)]
-
-
-def _message(path: str, message: Any) -> dict[str, Any]:
-    if not isinstance(message, dict):
-        raise InvalidRequest(f"{path}: {_short(message)} is not allowed; an object with role and content")
-    role, content = message.get("role"), message.get("content")
-    if isinstance(content, list) and all(isinstance(p, dict) and isinstance(p.get("text"), str) for p in content):
-        content = "".join(part["text"] for part in content)
-    for field, value in (("role", role), ("content", content)):
-        if not isinstance(value, str):
-            raise InvalidRequest(f"{path}.{field}: {_short(value)} is not allowed; a string")
-    return {**message, "content": content}
+    return found
 
 
 def _object(field: str, text: str) -> dict[str, Any]:

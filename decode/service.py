@@ -23,8 +23,6 @@ from decode.stream import OnOutput, Output, Stream
 from decode.text import Tokenizer
 from decode.types import FinishReason, RejectReason, Request, Usage
 
-__all__ = ["MAX_FAILURES", "OnOutput", "Output", "Service"]
-
 MAX_FAILURES = 3  # steps that raise in a row before the engine counts as broken
 PATIENCE = 30.0  # seconds that closing gives each thread to end
 

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from decode.detokenizer import Detokenizer
 from decode.plan import Event, Finished, Logprobs, Rejected, Started, TokenOut
 from decode.stop_strings import StopStrings
-from decode.text import Detokenizer, Tokenizer
+from decode.text import Tokenizer
 from decode.types import FinishReason, RejectReason, Request, Usage
 
 
@@ -25,7 +26,7 @@ class Output:
 
     text: str = ""
     tokens: tuple[int, ...] = ()
-    logprobs: tuple[Logprobs | None, ...] = ()
+    logprobs: tuple[Logprobs, ...] = ()
     finish_reason: FinishReason | None = None
     reject: RejectReason | None = None
     message: str = ""
@@ -49,7 +50,7 @@ class _Pending:
 
     text: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
-    logprobs: list[Logprobs | None] = field(default_factory=list)
+    logprobs: list[Logprobs] = field(default_factory=list)
 
 
 class Stream:
@@ -60,7 +61,7 @@ class Stream:
         self.request = request
         self.on_output = on_output
         self._submitted = submitted
-        self._detokenizer = Detokenizer(tokenizer)
+        self._detokenizer = Detokenizer(tokenizer, continues=True)  # of the prompt
         self._stops = StopStrings(request.sampling.stop)
         self._pending = _Pending()
         self._last: Output | None = None

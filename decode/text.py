@@ -1,7 +1,6 @@
 """Between text and tokens: the tokenizer of a built model, for prompts in and for text out.
 
-Needs `tokenizers` and Jinja only; must not know Triton, tensors or scheduling. A Tokenizer is shared by all requests
-and threads; a Detokenizer and StopStrings belong to one request each and are used by one thread at a time.
+Needs `tokenizers` and Jinja only; must not know Triton, tensors or scheduling. Shared by all requests and threads.
 """
 
 from __future__ import annotations
@@ -15,12 +14,9 @@ import jinja2
 import tokenizers
 
 from decode.chat_template import ChatTemplate
-from decode.detokenizer import Decoding, Detokenizer, Piece
+from decode.detokenizer import Decoding, Piece
 from decode.executors.model_config import ModelError
-from decode.stop_strings import StopStrings
 from decode.types import InvalidRequest
-
-__all__ = ["Detokenizer", "StopStrings", "Tokenizer"]
 
 
 class Tokenizer:
@@ -54,10 +50,6 @@ class Tokenizer:
             raise ModelError(f"{path}: line {error.lineno}: {error.message}") from None
         return cls(backend, decoding, template)
 
-    @property
-    def has_chat_template(self) -> bool:
-        return self._template is not None
-
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of plain text, begun as the model was trained (BOS or not). Special tokens in it are parsed.
 
@@ -65,7 +57,7 @@ class Tokenizer:
         """
         return self._encode("text_input", text, add_special_tokens=True)
 
-    def encode_chat(self, messages: list[dict[str, Any]]) -> tuple[int, ...]:
+    def encode_chat(self, messages: list[Any]) -> tuple[int, ...]:
         """Token ids of a conversation up to where the assistant speaks; the template alone decides about BOS.
 
         Raises InvalidRequest naming the message at fault.

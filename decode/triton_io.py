@@ -21,7 +21,8 @@ import triton_python_backend_utils as pb_utils
 from decode.frontend import Answer, Client, Fault, Frontend
 from decode.options import ServiceOptions
 from decode.protocol import RawRequest, logprobs_json, usage_json
-from decode.service import Output, Service
+from decode.service import Service
+from decode.stream import Output
 from decode.supervision import OPTIONS, Link, Report
 from observe import metrics
 

@@ -18,8 +18,9 @@ import transformers
 
 from builders.errors import BuildError
 from builders.llm import build_llm
+from decode.detokenizer import Detokenizer
 from decode.executors.model_config import ModelConfig, RopeScaling
-from decode.text import Detokenizer, Tokenizer
+from decode.text import Tokenizer
 
 GGUF_FAMILIES = ("llama", "llama-tied-bias", "mistral", "qwen2", "qwen3")
 TEXTS = ("The quick  brown fox\n\njumps 12345!", " naïve café", "日本語 🙂 👩‍👩‍👧", "", "a</s>b", "<0x41>")

@@ -77,12 +77,6 @@ def test_what_front_ends_add_is_no_sampling_parameter() -> None:
     assert parse(raw(parameters='{"id": "7", "x-request-id": "a"}')).sampling == SamplingParams()
 
 
-def test_the_content_of_a_message_may_come_in_parts() -> None:
-    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    call = parse(raw(text_input=None, messages=json.dumps([{"role": "user", "content": parts}]).encode()))
-    assert call.messages == [{"role": "user", "content": "ab"}]
-
-
 @pytest.mark.parametrize(
     ("values", "error"),
     [
@@ -90,7 +84,6 @@ def test_the_content_of_a_message_may_come_in_parts() -> None:
         ({"text_input": b""}, "text_input: the prompt is empty; give text_input, messages or input_ids"),
         ({"text_input": None}, "give exactly one of text_input, messages and input_ids; got none of them"),
         ({"input_ids": (1,)}, "give exactly one of text_input, messages and input_ids; got text_input and input_ids"),
-        ({"text_input": None, "messages": b'[{"role": "user"}]'}, "messages[0].content: None is not allowed; a string"),
         ({"text_input": None, "messages": b"7"}, "messages: 7 is not allowed; a list of objects with role and content"),
         ({"parameters": '{"tier": 3}'}, "tier: 3 is not allowed; a string"),
         ({"sampling_parameters": b'{"temperature": NaN}'}, "temperature: nan is not allowed; a number >= 0"),

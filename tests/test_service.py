@@ -14,8 +14,8 @@ from decode.config import EngineConfig, TierConfig
 from decode.engine import Engine
 from decode.executors.scripted import ScriptedExecutor
 from decode.plan import Cancel, Chunk, Finished, StepPlan, StepResult
-from decode.service import MAX_FAILURES, Output, Service, _Inbox
-from decode.stream import Stream
+from decode.service import MAX_FAILURES, Service, _Inbox
+from decode.stream import Output, Stream
 from decode.text import Tokenizer
 from decode.types import FinishReason, RejectReason, Request, SamplingParams, Usage
 

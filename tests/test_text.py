@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers
 
 from decode.chat_template import ChatTemplate
-from decode.detokenizer import Decoding
+from decode.detokenizer import Decoding, Detokenizer
 from decode.executors.model_config import ModelError
-from decode.text import Detokenizer, StopStrings, Tokenizer
+from decode.stop_strings import StopStrings
+from decode.text import Tokenizer
 from decode.types import InvalidRequest
 
 EMOJI = ["👨‍👩‍👧‍👦", "👍🏽", "🇩🇪", "❤️", "🏴󠁧󠁢󠁳󠁣󠁴󠁿", "🧑🏿‍🚀", "⌚", "©️"]
@@ -141,8 +142,9 @@ def test_a_conversation_becomes_the_models_own_prompt(byte_level: Tokenizer) -> 
     )
     assert ids == byte_level.encode(expected)
     assert ids[0] == 1 and ids.count(2) == 2
-    parts = [{"type": "text", "text": "Hi"}]
-    assert byte_level.encode_chat([{"role": "user", "content": parts}]) == ids
+    parts = [{"type": "text", "text": "Hi"}, {"type": "text", "text": "there"}]
+    whole = byte_level.encode_chat([{"role": "user", "content": "Hi\nthere"}])
+    assert byte_level.encode_chat([{"role": "user", "content": parts}]) == whole
 
 
 @pytest.mark.parametrize(
