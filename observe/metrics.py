@@ -28,7 +28,7 @@ _GAPS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 
 _WHOLE = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300)
 
 RUNNING = Metric("gapless_running", "Requests that hold KV pages now", "gauge")
-WAITING = Metric("gapless_waiting", "Requests that wait for their first step", "gauge", ("tier",))
+WAITING = Metric("gapless_waiting", "Requests that wait to start or, preempted, to go on", "gauge", ("tier",))
 PAGES_USED = Metric("gapless_pages_used", "KV pages leased by running requests", "gauge")
 PAGES_CACHED = Metric("gapless_pages_cached", "KV pages kept for their prefix and free to take", "gauge")
 PAGES_TOTAL = Metric("gapless_pages_total", "KV pages of the engine", "gauge")

@@ -42,8 +42,8 @@ class ModelConfig:
 
     Weights carry Hugging Face names (`model.layers.N.self_attn.q_proj.weight` …), each linear [out, in].
     `qk_norm`: q and k pass an RMSNorm over head_dim (`self_attn.q_norm`, `k_norm`) before the rotation.
-    `tie_embeddings`: there is no `lm_head.weight`, the embedding serves. `sliding_window` is always None: a model whose
-    window is shorter than its context is refused when it is built.
+    `tie_embeddings`: there is no `lm_head.weight`, the embedding serves. Attention is never windowed: a model
+    whose window is shorter than its context is refused when it is built.
     """
 
     vocab_size: int
@@ -62,7 +62,6 @@ class ModelConfig:
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
-    sliding_window: int | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     dtype: str = "float32"  # of the stored weights: float32, bfloat16 or float16
