@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -78,19 +79,23 @@ class Run:
     peak_rss: int = 0  # bytes
 
 
+def arrivals(requests: Sequence[Request], rate: float | None) -> list[int]:
+    """When each request comes, in ns from the start: Poisson at `rate`/s, the same every time; at once without one."""
+    rng, at, moments = random.Random(0), 0.0, []
+    for _ in requests:
+        at += rng.expovariate(rate) if rate else 0.0
+        moments.append(int(at * 1e9))
+    return moments
+
+
 class _Arrivals:
     """The driver's source: requests at their times after the start."""
 
-    def __init__(self, requests: Sequence[Request], rate: float | None, seed: int) -> None:
-        rng, at = random.Random(seed), 0.0
-        self._start = time.monotonic_ns()
-        self._todo: deque[tuple[int, Request]] = deque()
-        self.times: dict[str, int] = {}
-        for request in requests:
-            at += rng.expovariate(rate) if rate else 0.0
-            moment = self._start + int(at * 1e9)
-            self.times[request.id] = moment
-            self._todo.append((moment, request))
+    def __init__(self, requests: Sequence[Request], rate: float | None) -> None:
+        start = time.monotonic_ns()
+        moments = [start + at for at in arrivals(requests, rate)]
+        self._todo = deque(zip(moments, requests, strict=True))
+        self.times = {request.id: moment for moment, request in self._todo}
 
     def due(self, now: int) -> Sequence[Input]:
         items: list[Input] = []
@@ -138,7 +143,6 @@ def measure(
     config: EngineConfig,
     executor: Executor,
     rate: float | None = None,
-    seed: int = 0,
 ) -> Run:
     """Run the whole workload on a fresh engine (nothing cached from before); Poisson arrivals at `rate`/s if given.
 
@@ -148,7 +152,7 @@ def measure(
     before = dict(getattr(executor, "profile", {}))
     _reset_peak_rss()
     begin = time.perf_counter()
-    source = _Arrivals(workload.requests, rate, seed)
+    source = _Arrivals(workload.requests, rate)
     driver = Driver(engine, executor, WallClock(), source, sink)
     driver.run()
     run = Run(seconds=time.perf_counter() - begin, peak_rss=_peak_rss())
@@ -200,12 +204,12 @@ def _peak_rss() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def summary(run: Run, workload: Workload, percentile: Callable[[Sequence[float], float], float]) -> dict[str, Any]:
+def summary(run: Run, workload: Workload, percentile: Callable[[Sequence[float], Fraction], float]) -> dict[str, Any]:
     """A run as plain numbers: rates per second, latencies in milliseconds, step time in milliseconds per step."""
 
     def spread(values: Sequence[float]) -> dict[str, float]:
         ordered = sorted(values)
-        return {f"p{q}": round(percentile(ordered, q / 100) * 1e3, 2) for q in (50, 95, 99)} if ordered else {}
+        return {f"p{q}": round(percentile(ordered, Fraction(q, 100)) * 1e3, 2) for q in (50, 95, 99)} if ordered else {}
 
     shared = [t for name, t in run.ttft.items() if name in workload.shared]
     shared_prefill = [t for name, t in run.prefill.items() if name in workload.shared]

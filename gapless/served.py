@@ -5,7 +5,6 @@ What is compared is the way to the client: Triton, its Python backend, gRPC stre
 
 from __future__ import annotations
 
-import random
 import statistics
 from fractions import Fraction
 from pathlib import Path
@@ -48,7 +47,7 @@ def compare(
     alone, through = [], []
     for at in range(repeat):
         console.print(f"{case.weights}, {case.max_num_seqs} sequences, run {at + 1} of {repeat} …", highlight=False)
-        engine = bench.summary(bench.measure(work, config, executor, rate), work, _percentile)
+        engine = bench.summary(bench.measure(work, config, executor, rate), work, percentile)
         alone.append(engine)
         with server(repository, MODEL, options, LOG) as url:
             through.append(_served(work, url, rate))
@@ -62,18 +61,13 @@ def compare(
     }
 
 
-def _percentile(ordered: Any, q: float) -> float:
-    return percentile(ordered, Fraction(str(q)))
-
-
 def _served(work: bench.Workload, url: str, rate: float | None) -> dict[str, Any]:
-    rng, at, planned = random.Random(0), 0.0, []
-    for request in work.requests:
-        at += rng.expovariate(rate) if rate else 0.0
-        planned.append(
-            Planned(request.id, "default", int(at * 1e9), "", "", request.sampling.max_tokens, request.prompt)
-        )
-    samples, client = run(Job(url, MODEL, planned, int(at * 1e9), DRAIN))
+    moments = bench.arrivals(work.requests, rate)
+    planned = [
+        Planned(request.id, "default", at, "", "", request.sampling.max_tokens, request.prompt)
+        for at, request in zip(moments, work.requests, strict=True)
+    ]
+    samples, client = run(Job(url, MODEL, planned, moments[-1], DRAIN))
     for sample in samples:
         if sample.outcome != "ok" or sample.output_tokens != sample.asked:
             raise RuntimeError(f"request {sample.id}: {sample.output_tokens} of {sample.asked} tokens; {sample.error}")

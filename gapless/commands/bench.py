@@ -1,11 +1,9 @@
-"""`gapless bench engine`: the decode loop without Triton on a workload file, alternatives in turn, several times."""
+"""`gapless bench`: a workload file through the decode loop alone or through Triton, alternatives in turn."""
 
 from __future__ import annotations
 
-import json
 import statistics
 from dataclasses import replace
-from fractions import Fraction
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,13 +15,13 @@ from rich.table import Table
 
 from decode import bench
 from decode.assembly import build_executor, engine_config
-from decode.config import EngineConfig
 from decode.executors.model_config import ModelConfig
 from decode.executors.torch_paged import TorchExecutor
 from decode.options import ServiceOptions
 from gapless import served
 from gapless.errors import UsageError
 from gapless.machine import describe
+from gapless.results import check_outputs, write_json
 from loadtest.percentiles import percentile
 
 app = typer.Typer(no_args_is_help=True, help="Measure the engine on this machine.")
@@ -41,13 +39,18 @@ def engine(
     threads: Annotated[int, typer.Option(help="0 = all cores.")] = 0,
     max_num_batched_tokens: Annotated[int, typer.Option()] = 256,
     kv_cache_memory: Annotated[int, typer.Option(help="MiB of KV pages (CPU).")] = 2048,
-    limit: Annotated[int | None, typer.Option(help="Only the first N requests.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Only the first N requests.", min=1)] = None,
     rate: Annotated[float | None, typer.Option(help="Poisson arrivals per second; default: all at once.")] = None,
-    repeat: Annotated[int, typer.Option(help="Runs of each alternative, taken in turn.")] = 3,
+    repeat: Annotated[int, typer.Option(help="Runs of each alternative, taken in turn.", min=1)] = 3,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all results here.")] = None,
 ) -> None:
-    """Replay a workload at each concurrency, mode, cache setting and weight format; print medians, write everything."""
+    """Replay a workload at each concurrency, mode, cache setting and weight format; print medians, write everything.
+
+    Serial mode runs once: it takes one request at a time, whatever the concurrency.
+    """
+    check_outputs(json=json_file)
     work = bench.Workload.read(workload, limit)
+    numbers = _numbers("concurrency", concurrency)
     base = ServiceOptions(
         device=device,
         threads=threads,
@@ -56,21 +59,17 @@ def engine(
     )
     cases = [
         replace(base, mode=m, max_num_seqs=c, prefix_cache=p == "on", weights=w)
-        for w, m, p, c in product(
+        for w, m, p in product(
             _choices("weights", weights, ("fp32", "int8", "bf16", "fp16")),
             _choices("mode", mode, ("serial", "static", "continuous")),
             _choices("prefix-cache", prefix_cache, ("on", "off")),
-            _numbers("concurrency", concurrency),
         )
-        if m != "serial" or c == 1
+        for c in ([1] if m == "serial" else numbers)
     ]
     console = Console()
     results = _run_all(work, model_dir, cases, repeat, rate, console)
     console.print(_rates(results), _split(results), sep="\n\n")
-    if json_file is not None:
-        head = {"machine": describe(), "workload": workload.name, "requests": len(work.requests), "rate_per_s": rate}
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps({**head, "results": results}, indent=1) + "\n", encoding="utf-8")
+    write_json(json_file, _report(work, workload, rate, results))
 
 
 @app.command()
@@ -80,12 +79,13 @@ def triton(
     concurrency: Annotated[str, typer.Option(help="Values of max_num_seqs, comma separated.")] = "32",
     weights: Annotated[str, typer.Option(help="fp32, int8, bf16, fp16; comma separated.")] = "fp32",
     max_num_batched_tokens: Annotated[int, typer.Option()] = 256,
-    limit: Annotated[int | None, typer.Option(help="Only the first N requests.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Only the first N requests.", min=1)] = None,
     rate: Annotated[float | None, typer.Option(help="Poisson arrivals per second; default: all at once.")] = None,
-    repeat: Annotated[int, typer.Option(help="Runs of each, engine and Triton in turn.")] = 3,
+    repeat: Annotated[int, typer.Option(help="Runs of each, engine and Triton in turn.", min=1)] = 3,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all results here.")] = None,
 ) -> None:
     """The same workload through the engine alone and through Triton's gRPC streaming, in turn, and their ratio."""
+    check_outputs(json=json_file)
     work = bench.Workload.read(workload, limit)
     base = ServiceOptions(max_num_batched_tokens=max_num_batched_tokens)
     cases = [
@@ -98,9 +98,12 @@ def triton(
     for case in cases:
         results.append(served.compare(work, repository, case, rate, repeat, console))
     console.print(served.table(results))
-    if json_file is not None:
-        head = {"machine": describe(), "workload": workload.name, "requests": len(work.requests), "rate_per_s": rate}
-        json_file.write_text(json.dumps({**head, "results": results}, indent=1) + "\n", encoding="utf-8")
+    write_json(json_file, _report(work, workload, rate, results))
+
+
+def _report(work: bench.Workload, path: Path, rate: float | None, results: list[dict[str, Any]]) -> dict[str, Any]:
+    head = {"machine": describe(), "workload": path.name, "requests": len(work.requests), "rate_per_s": rate}
+    return {**head, "results": results}
 
 
 def _choices(name: str, text: str, allowed: tuple[str, ...]) -> list[Any]:
@@ -133,12 +136,12 @@ def _run_all(
         task = progress.add_task("replaying", total=repeat * len(cases))
         for _ in range(repeat):
             for at, case in enumerate(cases):
-                config: EngineConfig = engine_config(model, case)
+                config = engine_config(model, case)
                 if case.weights not in executors:
                     executors[case.weights] = build_executor(model_dir, config, case)
                 progress.update(task, description=_name(case))
                 run = bench.measure(work, config, executors[case.weights], rate)
-                runs[at].append(bench.summary(run, work, lambda ordered, q: percentile(ordered, Fraction(str(q)))))
+                runs[at].append(bench.summary(run, work, percentile))
                 progress.advance(task)
     return [_merge(case, group) for case, group in zip(cases, runs, strict=True)]
 

@@ -5,7 +5,6 @@ Wires the builder to the readers that will load its files; holds no logic of its
 
 from __future__ import annotations
 
-import json
 import threading
 from dataclasses import asdict
 from pathlib import Path
@@ -16,10 +15,10 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from builders.errors import BuildError
 from builders.llm import Built, build_llm
 from decode.executors.model_config import ModelConfig
 from decode.text import Tokenizer
+from gapless.results import check_outputs, write_json
 
 QUIET_SECONDS = 2.0  # work shorter than this shows no progress bar
 
@@ -66,6 +65,7 @@ def run(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the summary to this file.")] = None,
 ) -> None:
     """Turn a model source into what the server loads."""
+    check_outputs(json=json_file)
     built = build(source, out or Path("model_repository") / name / "1", force=force)
     table = Table(title=f"{name}: {'up to date' if built.up_to_date else 'built'}", show_header=False)
     rows = {
@@ -79,8 +79,4 @@ def run(
     for label, value in rows.items():
         table.add_row(label, value)
     Console().print(table)
-    if json_file is not None:
-        try:
-            json_file.write_text(json.dumps({"name": name, **asdict(built), "out": str(built.out)}, indent=2) + "\n")
-        except OSError as error:
-            raise BuildError(f"--json: {json_file}: {error.strerror}") from None
+    write_json(json_file, {"name": name, **asdict(built), "out": str(built.out)})

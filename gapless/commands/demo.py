@@ -20,7 +20,6 @@ from gapless.child import server
 from gapless.commands.build import build
 from gapless.commands.loadtest import (
     REPOSITORY,
-    check_outputs,
     duration_option,
     find_prompts,
     load_model,
@@ -28,6 +27,7 @@ from gapless.commands.loadtest import (
     progress_bar,
     tell,
 )
+from gapless.results import check_outputs
 from loadtest import capacity
 from loadtest.arrivals import schedule
 from loadtest.percentiles import samples_needed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from config_gen import quantity
 from config_gen.spec import LlmModel, Spec, SpecError, load
+from gapless.results import check_outputs, write_json
 from loadtest import prompts, report, verdict
 from loadtest.arrivals import schedule
 from loadtest.run import Job, LoadtestError
@@ -54,16 +54,6 @@ def run(
     result = load_model(name, declared, drawn, url, duration, rate_scale, seed, samples)
     tell(result, json_file)
     raise typer.Exit(0 if result.held else 1)
-
-
-def check_outputs(**files: Path | None) -> None:
-    """Raise LoadtestError when a result could not be written, before a minute is spent on it."""
-    for option, path in files.items():
-        if path is not None:
-            try:
-                path.open("a").close()
-            except OSError as error:
-                raise LoadtestError(f"--{option}: {path}: {error.strerror}; give a file that can be written") from None
 
 
 def pick_model(spec: Spec, wanted: str | None) -> tuple[str, LlmModel]:
@@ -114,8 +104,7 @@ def load_model(
 def tell(result: report.Report, json_file: Path | None) -> None:
     """Print the report, and write it where asked."""
     report.show(result, Console())
-    if json_file is not None:
-        json_file.write_text(json.dumps(report.as_json(result), indent=2, allow_nan=False) + "\n")
+    write_json(json_file, report.as_json(result))
 
 
 @contextmanager

@@ -1,0 +1,78 @@
+"""Replaying a workload: every request gives its tokens, times add up, and a file that is none is told in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from decode.bench import Workload, WorkloadError, arrivals, measure, summary
+from decode.config import EngineConfig
+from decode.executors.scripted import ScriptedExecutor
+from loadtest.percentiles import percentile
+
+
+def written(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text(json.dumps({"requests": rows}))
+    return path
+
+
+def rows(count: int = 4, shared: int = 2) -> list[dict[str, Any]]:
+    return [
+        {"id": i, "prompt_ids": [*range(32), 100 + i], "max_tokens": 3 + i, "shared_prefix": i < shared}
+        for i in range(count)
+    ]
+
+
+def test_a_replay_counts_every_token_and_every_gap(tmp_path: Path) -> None:
+    work = Workload.read(written(tmp_path / "w.json", rows()))
+    config = EngineConfig(num_pages=64, max_num_seqs=2, max_num_batched_tokens=64)
+    run = measure(work, config, ScriptedExecutor(lambda chunk: 7))
+    assert run.output_tokens == 3 + 4 + 5 + 6 and len(run.itl) == run.output_tokens - 4
+    assert set(run.ttft) == set(run.e2e) == {"0", "1", "2", "3"}
+    assert all(0 < run.ttft[name] <= run.e2e[name] <= run.seconds for name in run.ttft)
+    assert run.cached_tokens == 3 * 32  # all but the first find both full pages
+    told = summary(run, work, percentile)
+    assert told["ttft_shared_ms"]["p50"] == round(min(run.ttft["0"], run.ttft["1"]) * 1e3, 2)
+    assert set(told["step_ms"]) == {"scheduling"}  # this executor splits nothing
+
+
+def test_without_the_prefix_cache_nothing_is_cached(tmp_path: Path) -> None:
+    work = Workload.read(written(tmp_path / "w.json", rows()), limit=2)
+    assert len(work.requests) == 2
+    run = measure(work, EngineConfig(num_pages=64, prefix_cache=False), ScriptedExecutor(lambda chunk: 7))
+    assert run.cached_tokens == 0 and run.output_tokens == 7
+
+
+def test_a_request_that_cannot_be_served_ends_the_measurement(tmp_path: Path) -> None:
+    work = Workload.read(written(tmp_path / "w.json", rows()))
+    with pytest.raises(RuntimeError, match=r"request 0 failed: .*whole cache"):
+        measure(work, EngineConfig(num_pages=2), ScriptedExecutor(lambda chunk: 7))
+
+
+def test_arrivals_are_a_poisson_process_that_repeats(tmp_path: Path) -> None:
+    requests = Workload.read(written(tmp_path / "w.json", rows(2000))).requests
+    moments = arrivals(requests, 4.0)
+    assert moments == arrivals(requests, 4.0) == sorted(moments)
+    assert moments[-1] / 1e9 == pytest.approx(2000 / 4, rel=0.1)
+    assert set(arrivals(requests, None)) == {0}
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{", "not a workload file: JSONDecodeError"),
+        ("[]", "not a workload file: TypeError"),
+        ('{"requests": []}', "requests: empty; at least one is needed"),
+        ('{"requests": [{"id": 1, "prompt_ids": [1]}]}', "requests[0]: KeyError: 'max_tokens'"),
+        ('{"requests": [{"id": 1, "prompt_ids": [1], "max_tokens": 0}]}', "requests[0]: InvalidRequest: max_tokens: 0"),
+    ],
+)
+def test_a_file_that_is_no_workload_is_told_in_one_line(tmp_path: Path, text: str, told: str) -> None:
+    path = tmp_path / "w.json"
+    path.write_text(text)
+    with pytest.raises(WorkloadError) as caught:
+        Workload.read(path)
+    assert str(caught.value).startswith(f"{path}: {told}") and "\n" not in str(caught.value)
