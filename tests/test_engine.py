@@ -14,7 +14,19 @@ from hypothesis import strategies as st
 from decode.config import EngineConfig, TierConfig
 from decode.engine import Engine, Stats
 from decode.executors.scripted import ScriptedExecutor
-from decode.plan import Cancel, Chunk, Event, Finished, Rejected, Started, StepPlan, Submit, TokenOut
+from decode.plan import (
+    Cancel,
+    Chunk,
+    Event,
+    Finished,
+    Logprobs,
+    Rejected,
+    Started,
+    StepPlan,
+    StepResult,
+    Submit,
+    TokenOut,
+)
 from decode.types import FinishReason, RejectReason, Request, SamplingParams
 
 EOS = 999
@@ -230,6 +242,31 @@ def test_what_can_never_run_is_refused_at_once_with_the_numbers(bad: Request, wo
     assert bench.engine.idle
 
 
+def test_ids_at_the_edges_of_the_vocabulary_are_taken() -> None:
+    bench = Bench(small(vocab_size=5000))
+    bench.submit(request("a", (0, 4999), 1), request("b", (0,), 1), request("c", (0, -1), 1), request("d", (5000,), 1))
+    bench.run()
+    assert [isinstance(bench.end(name), Finished) for name in "abcd"] == [True, True, False, False]
+
+
+def test_tokens_are_numbered_and_carry_their_time_and_logprobs() -> None:
+    engine = Engine(small())
+    engine.apply(Submit(request("a", 3, 2, logprobs=1)), 0)
+    engine.apply(Submit(request("b", 20, 2)), 0)
+    best = Logprobs(-0.5, ((7, -0.5),))
+    for time, tokens in ((10, (7, None)), (20, (8, 9))):
+        plan = engine.plan(time)
+        assert plan is not None and len(plan.chunks) == 2
+        engine.commit(plan, StepResult(tokens, 5, (best, None)), time + 5)
+    outs = [e for e in engine.take_events() if isinstance(e, TokenOut)]
+    assert outs == [
+        TokenOut("a", 7, 0, 15, True, best),
+        TokenOut("a", 8, 1, 25, True, best),
+        TokenOut("b", 9, 0, 25, True, None),
+    ]
+    assert engine.take_events() == []
+
+
 def test_id_of_a_live_request_is_refused_and_the_live_one_goes_on() -> None:
     bench = Bench(small())
     bench.submit(request("a", 3, 4))
@@ -255,11 +292,15 @@ def test_queue_timeout_fires_at_the_step_whatever_runs() -> None:
     """Elsewhere a timeout fired only when the request in front ended (10 s asked, 90 s got)."""
     tiers = (TierConfig("default", queue_timeout=10_000_000),)
     bench = Bench(small(tiers=tiers, max_num_seqs=1))
-    bench.submit(request("blocker", 3, 60), request("late", 3, 1))
+    bench.submit(request("blocker", 3, 60))
+    bench.step()
+    bench.submit(request("late", 3, 1))
     bench.run()
     end = bench.end("late")
     assert isinstance(end, Rejected) and end.reason is RejectReason.QUEUE_TIMEOUT
-    assert end.time == 10_000_000  # steps take 1 ms: exact to the step
+    assert end.time == 11_000_000  # steps take 1 ms, and it came at 1 ms: exact to the step
+    text = "waited 0.010 s in the queue of tier default: retry later or raise its queue_timeout"
+    assert end.message == text and bench.engine.stats().rejected["queue_timeout"] == 1
     assert len(bench.output("blocker")) == 60
 
 
