@@ -6,7 +6,7 @@ Must not know YAML or protobuf: callers hand over numbers.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 Mode = Literal["serial", "static", "continuous"]
 NS = 1_000_000_000
@@ -54,8 +54,8 @@ class EngineConfig:
             )
         if not 0 <= self.watermark < 1:
             raise ConfigError(f"watermark: {self.watermark} is not allowed; a share in [0, 1)")
-        if self.mode not in ("serial", "static", "continuous"):
-            raise ConfigError(f"mode: {self.mode!r} is not allowed; serial, static or continuous")
+        if self.mode not in get_args(Mode):
+            raise ConfigError(f"mode: {self.mode!r} is not allowed; one of {', '.join(get_args(Mode))}")
         names = [t.name for t in self.tiers]
         if not names or len(set(names)) != len(names):
             raise ConfigError(f"tiers: {names} is not allowed; at least one, each name once")

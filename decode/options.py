@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from decode.config import NS, ConfigError, Mode, TierConfig
+from decode.executors.model_config import Precision
 
-Weights = Literal["fp32", "bf16", "fp16", "int8"]
 _COUNT = re.compile(r"[0-9]{1,18}")
 _SIZE = re.compile(r"0*([1-9][0-9]{0,17})(KiB|MiB|GiB)")
 _UNIT = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -31,7 +31,7 @@ class ServiceOptions:
     watermark: float = 0.01
     prefix_cache: bool = True
     mode: Mode = "continuous"
-    weights: Weights = "fp32"
+    weights: Precision = "fp32"
     device: str = "cpu"
     threads: int = 0  # 0 = all cores
     default_tier: str = ""  # of requests that name none; empty = the first declared
@@ -147,7 +147,7 @@ _PARSERS: dict[str, Any] = {
     "watermark": _share,
     "prefix_cache": _flag,
     "mode": _one_of(*get_args(Mode)),
-    "weights": _one_of(*get_args(Weights)),
+    "weights": _one_of(*get_args(Precision)),
     "device": _device,
     "threads": _threads,
     "default_tier": lambda name, text: text,

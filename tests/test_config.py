@@ -48,7 +48,7 @@ def test_what_is_taken(edge: dict[str, Any]) -> None:
         ),
         ({"watermark": -0.01}, "watermark: -0.01 is not allowed; a share in [0, 1)"),
         ({"watermark": 1}, "watermark: 1 is not allowed; a share in [0, 1)"),
-        ({"mode": "fast"}, "mode: 'fast' is not allowed; serial, static or continuous"),
+        ({"mode": "fast"}, "mode: 'fast' is not allowed; one of serial, static, continuous"),
         ({"tiers": ()}, "tiers: [] is not allowed; at least one, each name once"),
         (
             {"tiers": (TierConfig("a"), TierConfig("a"))},

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from decode.executors.torch_paged import Precision, TorchExecutor
+from decode.executors.model_config import Precision
+from decode.executors.torch_paged import TorchExecutor
 from decode.plan import Chunk, Draw, StepPlan
 from decode.types import SamplingParams
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+Precision = Literal["fp32", "bf16", "fp16", "int8"]  # in which weights are held while they serve
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}  # of weights as stored
 
 
 class ModelError(ValueError):

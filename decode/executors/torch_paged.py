@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Literal
 
 import torch
 
 from decode.executors import weights as weight_files
 from decode.executors.batch import flatten
 from decode.executors.cpu_paged import CpuModel
-from decode.executors.model_config import ModelConfig
+from decode.executors.model_config import ModelConfig, Precision
 from decode.plan import StepPlan, StepResult
 from decode.sampler import Sampler
-
-Precision = Literal["fp32", "bf16", "fp16", "int8"]
 
 
 class TorchExecutor:

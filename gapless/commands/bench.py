@@ -6,7 +6,7 @@ import statistics
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 from rich.console import Console
@@ -15,7 +15,8 @@ from rich.table import Table
 
 from decode import bench
 from decode.assembly import build_executor, engine_config
-from decode.executors.model_config import ModelConfig
+from decode.config import Mode
+from decode.executors.model_config import ModelConfig, Precision
 from decode.executors.torch_paged import TorchExecutor
 from decode.options import ServiceOptions
 from gapless import served
@@ -60,8 +61,8 @@ def engine(
     cases = [
         replace(base, mode=m, max_num_seqs=c, prefix_cache=p == "on", weights=w)
         for w, m, p in product(
-            _choices("weights", weights, ("fp32", "int8", "bf16", "fp16")),
-            _choices("mode", mode, ("serial", "static", "continuous")),
+            _choices("weights", weights, get_args(Precision)),
+            _choices("mode", mode, get_args(Mode)),
             _choices("prefix-cache", prefix_cache, ("on", "off")),
         )
         for c in ([1] if m == "serial" else numbers)
@@ -90,9 +91,7 @@ def triton(
     base = ServiceOptions(max_num_batched_tokens=max_num_batched_tokens)
     cases = [
         replace(base, max_num_seqs=c, weights=w)
-        for w, c in product(
-            _choices("weights", weights, ("fp32", "int8", "bf16", "fp16")), _numbers("concurrency", concurrency)
-        )
+        for w, c in product(_choices("weights", weights, get_args(Precision)), _numbers("concurrency", concurrency))
     ]
     console, results = Console(), []
     for case in cases:
