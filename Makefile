@@ -16,7 +16,7 @@ PINS := '$(TORCH_SPEC)' 'numpy<2'
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install
 TYPED := $(patsubst %,decode/%.py,types plan config page_pool radix kv_cache sequence policy scheduler engine driver clock)
 
-.PHONY: demo serve test check install
+.PHONY: demo serve test check
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.run
@@ -33,8 +33,6 @@ check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy --strict $(TYPED) config_gen
-
-install: $(VENV)/.dev
 
 $(VENV)/.made: scripts/make-venv.sh
 	@scripts/make-venv.sh $(VENV)
