@@ -1,7 +1,8 @@
 """Rotary embedding, KV pages and attention over them in place, compiled by numba.
 
 A page of one layer and KV head holds keys [page_blocks, head_dim, 16 positions], so that 16 scores are one vector, and
-then values [page_size, head_pad]. Decoding and prefill are the same code: a tile is some tokens of one chunk with the
+then values [page_size, head_pad]. Where they are int8, each block of keys is followed by 16 scales, and the values by
+as many as there are positions, each position with its own. Decoding and prefill are the same code: a tile is some tokens of one chunk with the
 query heads that share a KV head. Must not know plans, files or torch.
 """
 
@@ -89,12 +90,26 @@ def norm_head(step: Any, at: int, weight: int) -> None:
 def place_key_value(step: Any, kind: Any, page: int, offset: int, key: Any, value: Any) -> None:
     """Write one token's key and value at `offset` of the page at address `page`."""
     dim, size = step.head_dim, step.kv_bytes
-    keys = page + (offset // LANES * dim * LANES + offset % LANES) * size
+    block, lane = page + offset // LANES * step.key_block_bytes, offset % LANES
+    factor = scale_into(step, key, block + LANES * dim * size, lane)
     for i in range(dim):
-        put(kind, keys + i * LANES * size, key[i])
-    values = page + step.value_at + offset * step.head_pad * size
+        put(kind, block + (i * LANES + lane) * size, key[i] * factor)
+    values = page + step.value_at
+    factor = scale_into(step, value, values + step.page_size * step.head_pad * size, offset)
     for i in range(dim):
-        put(kind, values + i * size, value[i])
+        put(kind, values + (offset * step.head_pad + i) * size, value[i] * factor)
+
+
+@njit
+def scale_into(step: Any, row: Any, scales: int, index: int) -> float:
+    """What to multiply a row by before it is stored; for int8, note the inverse in `scales`."""
+    if not step.kv_scaled:
+        return np.float32(1)
+    largest = np.float32(1e-30)
+    for i in range(step.head_dim):
+        largest = max(largest, abs(row[i]))
+    floats(scales, index + 1)[index] = largest / np.float32(127)
+    return np.float32(127) / largest
 
 
 @njit
@@ -144,8 +159,9 @@ def attend_tile(step: Any, me: int, kind: Any, layer: int, piece: int, following
     outs = step.outs + me * step.tile_rows * step.head_pad * 4
     q = step.q + (head * step.tokens + first + start) * group * step.head_dim * 4
     score_tile(step, kind, layer, head, integers(table, used), q, tokens * group, keys, scores)
+    factors = value_factors(step, me, layer, head, integers(table, used))
     for row in range(tokens * group):
-        soften_row(step, scores + row * step.score_row, keys - tokens + row // group + 1, keys)
+        soften_row(step, scores + row * step.score_row, factors, keys - tokens + row // group + 1, keys)
     mix_tile(step, kind, layer, head, table, keys, scores, tokens * group, following, outs)
     for row in range(tokens * group):
         total = floats(scores + row * step.score_row, step.score_row // 4)[step.score_row // 4 - 1]
@@ -166,7 +182,7 @@ def column_of(step: Any, key: int) -> int:
 def key_block(step: Any, layer: int, head: int, pages: Any, block: int) -> int:
     """Address of a block of 16 keys."""
     at = page_at(step, layer, pages[block // step.page_blocks], head)
-    return at + block % step.page_blocks * step.head_dim * LANES * step.kv_bytes
+    return at + block % step.page_blocks * step.key_block_bytes
 
 
 @njit
@@ -197,8 +213,23 @@ def score_tile(
 
 
 @njit
-def soften_row(step: Any, at: int, keys: int, tile_keys: int) -> None:
-    """Softmax numerators of one row that sees `keys` keys, 0 elsewhere; their sum goes to the row's last place."""
+def value_factors(step: Any, me: int, layer: int, head: int, pages: Any) -> int:
+    """Address of what each column of a score row is to be multiplied by before values are mixed: their scales, or 1."""
+    if not step.kv_scaled:
+        return step.ones
+    width = step.page_blocks * LANES
+    factors = floats(step.factors + me * step.score_row, len(pages) * width)
+    for index in range(len(pages)):
+        values = page_at(step, layer, pages[index], head) + step.value_at
+        scales = floats(values + step.page_size * step.head_pad * step.kv_bytes, width)
+        for i in range(width):
+            factors[index * width + i] = scales[i]
+    return step.factors + me * step.score_row
+
+
+@njit
+def soften_row(step: Any, at: int, factors: int, keys: int, tile_keys: int) -> None:
+    """Softmax numerators of one row that sees `keys` keys, times `factors`; 0 elsewhere. Their sum: in the last place."""
     row = floats(at, step.score_row // 4)
     used = (column_of(step, tile_keys - 1) // LANES + 1) * LANES
     row[column_of(step, keys - 1) + 1 : used] = -np.inf
@@ -206,7 +237,7 @@ def soften_row(step: Any, at: int, keys: int, tile_keys: int) -> None:
         width = step.page_blocks * LANES
         for page in range(keys // step.page_size):
             row[page * width + step.page_size : (page + 1) * width] = -np.inf
-    row[-1] = softmax_row(at, used // LANES)
+    row[-1] = softmax_row(at, factors, used // LANES)
 
 
 @njit
@@ -222,7 +253,7 @@ def mix_tile(
     following: int,
     outs: int,
 ) -> None:
-    """outs [rows, head_pad] = softmax numerators times values; the keys of the following piece are fetched meanwhile."""
+    """outs [rows, head_pad] = softmax numerators times values; keys of the following piece are fetched meanwhile."""
     value_row, page_bytes = step.head_pad * step.kv_bytes, step.kv_heads * step.head_page_bytes
     used = (keys + step.page_size - 1) // step.page_size
     fetch, _, fetches = tile_pages(step, following)

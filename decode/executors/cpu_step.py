@@ -28,7 +28,7 @@ from decode.executors.kernels import (
     seal_mixed_rows,
 )
 from decode.executors.simd import address, cycles, fetch_add, pointer
-from decode.executors.tiles import BFLOAT, BYTE, FLOAT, HALF
+from decode.executors.tiles import BFLOAT, BYTE, FLOAT, HALF, SCALED
 
 SOURCES = ("simd.py", "tiles.py", "kernels.py", "attention.py", "cpu_step.py")
 
@@ -95,8 +95,8 @@ def step_fp16(where: Any) -> None:
 
 
 def step_int8(where: Any) -> None:
-    """int8 weights and activations, IEEE half pages."""
-    run(where, BYTE(0), HALF(0))
+    """int8 weights, activations and pages."""
+    run(where, BYTE(0), SCALED(0))
 
 
 STEPS: dict[str, Callable[[Any], None]] = {
