@@ -69,6 +69,8 @@ def _kv_memory(model: ModelConfig, options: ServiceOptions) -> int:
         return options.kv_cache_memory
     import torch
 
+    if not torch.cuda.is_available():
+        raise ConfigError(f"device: {options.device} is not allowed here, for torch finds no GPU; cpu")
     total = torch.cuda.get_device_properties(options.device).total_memory
     weights = model.num_parameters * KV_BYTES[options.weights]
     memory = int(total * options.gpu_memory_utilization) - weights - ACTIVATIONS

@@ -13,6 +13,7 @@ import torch
 from decode.executors import weights as weight_files
 from decode.executors.batch import flatten
 from decode.executors.cpu_paged import CpuModel
+from decode.executors.cuda_paged import CudaModel
 from decode.executors.model_config import ModelConfig, Precision
 from decode.plan import StepPlan, StepResult
 from decode.sampler import Sampler
@@ -35,7 +36,11 @@ class TorchExecutor:
             torch.set_num_threads(threads)
         self.config = ModelConfig.read(model_dir)
         loaded = weight_files.load(Path(model_dir), self.config, torch.float32)
-        self._model = CpuModel(self.config, loaded, weights, num_pages, page_size, torch.get_num_threads())
+        self._model: CpuModel | CudaModel
+        if device == "cpu":
+            self._model = CpuModel(self.config, loaded, weights, num_pages, page_size, torch.get_num_threads())
+        else:
+            self._model = CudaModel(self.config, loaded, weights, num_pages, page_size, torch.device(device))
         self._page_size = page_size
         self._sampler = Sampler(self.config.vocab_size, device)
         self.profile: dict[str, float] = dict.fromkeys(("linear", "attention", "sampling", "other"), 0.0)
