@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from decode.accuracy_gate import gate
 from decode.config import ConfigError, EngineConfig, pages_in
 from decode.engine import Engine
 from decode.executors.model_config import ModelConfig
@@ -44,7 +45,9 @@ def engine_config(model: ModelConfig, options: ServiceOptions) -> EngineConfig:
 
 
 def build_executor(model_dir: Path, config: EngineConfig, options: ServiceOptions) -> TorchExecutor:
-    """Load the weights and warm up; takes seconds."""
+    """Load the weights and warm up; takes seconds. Raises ConfigError when int8 weights cost too much accuracy."""
+    if options.weights == "int8":
+        gate(model_dir)
     executor = TorchExecutor(
         model_dir,
         num_pages=config.num_pages,
