@@ -24,7 +24,9 @@ class TierConfig:
 
     name: str
     queue_timeout: int | None = None  # ns a request may wait before it first runs; None = for ever
-    max_queue: int | None = None  # requests that may wait; None = no bound
+    # Requests that may wait beyond those for which a slot is free (a burst between two steps takes the free slots
+    # first); None = no bound.
+    max_queue: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

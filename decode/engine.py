@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from decode import policy
 from decode.config import EngineConfig, TierConfig
 from decode.kv_cache import KVCache
 from decode.plan import Cancel, Event, Finished, Input, Rejected, Started, StepPlan, StepResult, Submit, TokenOut
@@ -161,7 +162,8 @@ class Engine:
             room = config.num_pages * config.page_size
             wish = f"prompt of {length} tokens plus max_tokens {request.sampling.max_tokens}"
             return invalid, f"{wish} needs {most} KV positions; the whole cache holds {room}: lower max_tokens"
-        if tier.max_queue is not None and self.scheduler.waiting(tier.name) >= tier.max_queue:
+        free = policy.free_slots(config, len(self.scheduler.running))
+        if tier.max_queue is not None and self.scheduler.waiting(tier.name) >= tier.max_queue + free:
             return (
                 RejectReason.QUEUE_FULL,
                 f"queue of tier {tier.name} is full ({tier.max_queue}): retry later or raise max_queue",

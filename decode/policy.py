@@ -38,3 +38,12 @@ def may_start(config: EngineConfig, running: int, running_before: int, budget: i
     if config.mode == "static":
         return running_before == 0 and running < config.max_num_seqs
     return budget > 0 and running < config.max_num_seqs
+
+
+def free_slots(config: EngineConfig, running: int) -> int:
+    """How many more sequences may join before one of the `running` ones ends, tokens and pages left aside."""
+    if config.mode == "serial":
+        return max(0, 1 - running)
+    if config.mode == "static" and running:
+        return 0
+    return config.max_num_seqs - running

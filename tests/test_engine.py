@@ -280,12 +280,36 @@ def test_id_of_a_live_request_is_refused_and_the_live_one_goes_on() -> None:
 
 def test_full_queue_refuses_and_says_what_to_do() -> None:
     bench = Bench(small(tiers=(TierConfig("default", max_queue=2),), max_num_seqs=1))
-    bench.submit(*(request(n, 3, 2) for n in "abc"))
+    bench.submit(*(request(n, 3, 2) for n in "abcd"))  # a has a free slot, b and c wait
     bench.run()
-    end = bench.end("c")
+    end = bench.end("d")
     assert isinstance(end, Rejected) and end.reason is RejectReason.QUEUE_FULL
     assert end.message == "queue of tier default is full (2): retry later or raise max_queue"
-    assert isinstance(bench.end("b"), Finished)
+    assert all(isinstance(bench.end(n), Finished) for n in "abc")
+
+
+@pytest.mark.parametrize(
+    ("mode", "running", "taken"),
+    [
+        ("continuous", 0, 10),  # 8 free slots and 2 that wait
+        ("continuous", 5, 5),
+        ("continuous", 8, 2),
+        ("static", 0, 10),
+        ("static", 5, 2),  # a batch under way takes nobody in
+        ("serial", 0, 3),
+        ("serial", 1, 2),
+    ],
+)
+def test_a_burst_between_two_steps_fills_free_slots_before_it_waits(mode: str, running: int, taken: int) -> None:
+    bench = Bench(small(tiers=(TierConfig("default", max_queue=2),), mode=mode, num_pages=200))
+    bench.submit(*(request(f"early{n}", 1, 20) for n in range(running)))
+    bench.step()
+    assert bench.engine.stats().running == running
+    bench.submit(*(request(f"burst{n}", 1, 2) for n in range(14)))
+    assert bench.engine.stats().waiting["default"] == taken
+    bench.run()
+    ends = [bench.end(f"burst{n}") for n in range(14)]
+    assert [isinstance(end, Finished) for end in ends] == [True] * taken + [False] * (14 - taken)
 
 
 def test_queue_timeout_fires_at_the_step_whatever_runs() -> None:
