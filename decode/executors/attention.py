@@ -1,9 +1,9 @@
 """Rotary embedding, KV pages and attention over them in place, compiled by numba.
 
 A page of one layer and KV head holds keys [page_blocks, head_dim, 16 positions], so that 16 scores are one vector, and
-then values [page_size, head_pad]. Where they are int8, each block of keys is followed by 16 scales, and the values by
-as many as there are positions, each position with its own. Decoding and prefill are the same code: a tile is some tokens of one chunk with the
-query heads that share a KV head. Must not know plans, files or torch.
+then values [page_size, head_pad]. Where they are int8, each position has a scale of its own: 16 behind each block of
+keys, and those of the values behind all of them. Decoding and prefill are the same code: a tile is some tokens of one
+chunk with the query heads that share a KV head. Must not know plans, files or torch.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ def value_factors(step: Any, me: int, layer: int, head: int, pages: Any) -> int:
 
 @njit
 def soften_row(step: Any, at: int, factors: int, keys: int, tile_keys: int) -> None:
-    """Softmax numerators of one row that sees `keys` keys, times `factors`; 0 elsewhere. Their sum: in the last place."""
+    """Softmax numerators of a row that sees `keys` keys, times `factors`; 0 elsewhere. Their sum: in the last place."""
     row = floats(at, step.score_row // 4)
     used = (column_of(step, tile_keys - 1) // LANES + 1) * LANES
     row[column_of(step, keys - 1) + 1 : used] = -np.inf

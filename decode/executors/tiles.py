@@ -200,7 +200,7 @@ def _by_shape(builder: Builder, kind: types.Type, rows: Value, blocks: Value, em
 
 @intrinsic
 def put(typing: Any, kind: Any, at: Any, value: Any) -> Any:
-    """Store a float32 at an address as what `kind` stands for, rounded to nearest even; a SCALED one is in [-127, 127]."""
+    """Store a float32 as what `kind` stands for, rounded to nearest even; a SCALED one lies in [-127, 127]."""
 
     def generate(context: Any, builder: Builder, signature: Any, args: Any) -> Any:
         _, at, value = args
