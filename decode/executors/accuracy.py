@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from decode.executors.model_config import Precision
+from decode.executors.model_config import ModelConfig, Precision
 from decode.executors.torch_paged import TorchExecutor
 from decode.plan import Chunk, Draw, StepPlan
 from decode.types import SamplingParams
@@ -28,6 +28,11 @@ def english(texts: int = 4, characters: int = 3000) -> list[str]:
     """English prose that ships with Python: the longest topics of its reference."""
     topics = sorted(pydoc_data.topics.topics.values(), key=len, reverse=True)
     return [" ".join(topic.split())[:characters] for topic in topics[:texts]]
+
+
+def max_tokens(model_dir: Path | str) -> int:
+    """Longest text that `compare` can judge on this model."""
+    return ModelConfig.read(model_dir).max_position_embeddings
 
 
 def compare(

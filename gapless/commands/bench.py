@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from decode import bench
+from decode import accuracy_gate, bench
 from decode.assembly import build_executor, engine_config
 from decode.config import Mode
 from decode.executors.model_config import ModelConfig, Precision
@@ -70,7 +70,10 @@ def engine(
     console = Console()
     results = _run_all(work, model_dir, cases, repeat, rate, console)
     console.print(_rates(results), _split(results), sep="\n\n")
-    write_json(json_file, _report(work, workload, rate, results))
+    found = _report(work, workload, rate, results)
+    if any(case.weights == "int8" for case in cases):
+        found["int8_accuracy"] = accuracy_gate.gate(model_dir)
+    write_json(json_file, found)
 
 
 @app.command()
