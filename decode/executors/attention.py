@@ -229,7 +229,7 @@ def value_factors(step: Any, me: int, layer: int, head: int, pages: Any) -> int:
 
 @njit
 def soften_row(step: Any, at: int, factors: int, keys: int, tile_keys: int) -> None:
-    """Softmax numerators of a row that sees `keys` keys, times `factors`; 0 elsewhere. Their sum: in the last place."""
+    """Softmax numerators of a row that sees `keys` keys, times `factors`, else 0; their sum in the last place."""
     row = floats(at, step.score_row // 4)
     used = (column_of(step, tile_keys - 1) // LANES + 1) * LANES
     row[column_of(step, keys - 1) + 1 : used] = -np.inf
