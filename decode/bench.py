@@ -22,7 +22,8 @@ from decode.config import EngineConfig
 from decode.driver import Driver
 from decode.engine import Engine
 from decode.executors.base import Executor
-from decode.plan import Event, Finished, Input, Rejected, Started, StepPlan, StepResult, Submit, TokenOut
+from decode.executors.scripted import ScriptedExecutor
+from decode.plan import Chunk, Event, Finished, Input, Rejected, Started, StepPlan, StepResult, Submit, TokenOut
 from decode.types import FinishReason, Request, SamplingParams
 
 
@@ -165,6 +166,34 @@ def measure(
         if request.id not in run.e2e:
             raise RuntimeError(f"request {request.id} did not finish")
     return run
+
+
+def scheduling(running: int, waiting: int, steps: int) -> list[float]:
+    """Seconds of plan and commit in each of `steps` decode steps with so many sequences running and waiting.
+
+    No model: tokens come from the position. Prompts have 100 to 149 tokens and share prefixes.
+    """
+    config = EngineConfig(num_pages=40 * running + 100, max_num_seqs=running, max_num_batched_tokens=running + 4096)
+    engine, executor = TimedEngine(config), ScriptedExecutor(_position)
+    sampling = SamplingParams(max_tokens=400, ignore_eos=True, seed=0)
+    for number in range(running + waiting):
+        first = number % 977
+        engine.apply(Submit(Request(f"r{number}", tuple(range(first, first + 100 + number % 50)), sampling)), number)
+    taken: list[float] = []
+    while len(taken) < steps:
+        before = engine.scheduling
+        plan = engine.plan(running + waiting)
+        assert plan is not None
+        engine.commit(plan, executor.execute(plan), running + waiting)
+        engine.take_events()
+        if len(plan.chunks) == running == plan.num_tokens:
+            taken.append(engine.scheduling - before)
+    return taken
+
+
+def _position(chunk: Chunk) -> int:
+    assert chunk.draw is not None
+    return chunk.draw.position % 50
 
 
 def _latencies(run: Run, events: Sequence[Event], arrived: dict[str, int]) -> None:

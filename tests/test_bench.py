@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from decode.bench import Workload, WorkloadError, arrivals, measure, summary
+from decode.bench import Workload, WorkloadError, arrivals, measure, scheduling, summary
 from decode.config import EngineConfig
 from decode.executors.scripted import ScriptedExecutor
 from loadtest.percentiles import percentile
@@ -37,6 +37,11 @@ def test_a_replay_counts_every_token_and_every_gap(tmp_path: Path) -> None:
     told = summary(run, work, percentile)
     assert told["ttft_shared_ms"]["p50"] == round(min(run.ttft["0"], run.ttft["1"]) * 1e3, 2)
     assert set(told["step_ms"]) == {"scheduling"}  # this executor splits nothing
+
+
+def test_scheduling_is_measured_on_full_decode_steps_only() -> None:
+    taken = scheduling(running=20, waiting=30, steps=7)
+    assert len(taken) == 7 and all(seconds > 0 for seconds in taken)
 
 
 def test_without_the_prefix_cache_nothing_is_cached(tmp_path: Path) -> None:

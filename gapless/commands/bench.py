@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import replace
+from fractions import Fraction
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -106,6 +107,26 @@ def triton(
 def _report(work: bench.Workload, path: Path, rate: float | None, results: list[dict[str, Any]]) -> dict[str, Any]:
     head = {"machine": describe(), "workload": path.name, "requests": len(work.requests), "rate_per_s": rate}
     return {**head, "results": results}
+
+
+@app.command()
+def scheduler(
+    running: Annotated[int, typer.Option(help="Sequences that decode.", min=1)] = 1000,
+    waiting: Annotated[int, typer.Option(help="Requests that wait.", min=0)] = 10_000,
+    steps: Annotated[int, typer.Option(help="Steps to measure.", min=1, max=200)] = 100,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the result here.")] = None,
+) -> None:
+    """What a step costs the scheduler (plan and commit) at scale, without a model."""
+    check_outputs(json=json_file)
+    taken = sorted(bench.scheduling(running, waiting, steps))
+    shown = {f"p{q}": round(percentile(taken, Fraction(q, 100)) * 1e3, 3) for q in (50, 95, 99)}
+    Console().print(
+        f"{running} running, {waiting} waiting: plan and commit take {shown['p50']} ms a step at the median, "
+        f"{shown['p99']} ms at P99, over {steps} steps",
+        highlight=False,
+    )
+    if json_file is not None:
+        write_json(json_file, {"machine": describe(), "running": running, "waiting": waiting, "ms": shown})
 
 
 def _choices(name: str, text: str, allowed: tuple[str, ...]) -> list[Any]:
