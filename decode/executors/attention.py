@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
+from numba import carray, njit
 
 from decode.executors.kernels import BLOCK_ROW, blocks_at_once, claim, done, floats, integers, row_pieces, wait
-from decode.executors.simd import LANES, prefetch, softmax_row
+from decode.executors.simd import LANES, pointer, prefetch, quantize_row, softmax_row
 from decode.executors.tiles import MAX_ROWS, MAX_SUMS, first_of, mix, put, tile
 
 FIRST_PAGES = 8  # pages that are fetched before anything else is there to do
@@ -41,20 +41,20 @@ def rotate(step: Any, at: int, position: int) -> None:
 
 
 @njit
-def place_rows(step: Any, phase: int, kind: Any, layer: int, qkv_row: int) -> None:
+def place_rows(step: Any, phase: int, me: int, kind: Any, layer: int, qkv_row: int) -> None:
     """Rotate q and k of all tokens; q goes, scaled, to [kv_heads, tokens, group, head_dim], k and v to their pages."""
     pieces = row_pieces(step, step.tokens)
     piece = claim(step, phase)
     while piece < pieces:
         for row in range(step.tokens * piece // pieces, step.tokens * (piece + 1) // pieces):
-            place_row(step, kind, layer, row, step.qkv + row * qkv_row)
+            place_row(step, me, kind, layer, row, step.qkv + row * qkv_row)
         done(step, phase)
         piece = claim(step, phase)
     wait(step, phase, pieces)
 
 
 @njit
-def place_row(step: Any, kind: Any, layer: int, row: int, line: int) -> None:
+def place_row(step: Any, me: int, kind: Any, layer: int, row: int, line: int) -> None:
     """One token's share of `place_rows`; its q, k and v are at address `line`."""
     dim, group = step.head_dim, step.heads // step.kv_heads
     slot, position = integers(step.slots, row + 1)[row], integers(step.positions, row + 1)[row]
@@ -71,7 +71,7 @@ def place_row(step: Any, kind: Any, layer: int, row: int, line: int) -> None:
     for head in range(step.kv_heads):
         key, value = line + (step.heads + head) * dim * 4, line + (step.heads + step.kv_heads + head) * dim * 4
         page = page_at(step, layer, slot // step.page_size, head)
-        place_key_value(step, kind, page, slot % step.page_size, floats(key, dim), floats(value, dim))
+        place_key_value(step, me, kind, page, slot % step.page_size, key, value)
 
 
 @njit
@@ -87,29 +87,38 @@ def norm_head(step: Any, at: int, weight: int) -> None:
 
 
 @njit
-def place_key_value(step: Any, kind: Any, page: int, offset: int, key: Any, value: Any) -> None:
-    """Write one token's key and value at `offset` of the page at address `page`."""
+def place_key_value(step: Any, me: int, kind: Any, page: int, offset: int, key: int, value: int) -> None:
+    """Write one token's key and value, float32 at two addresses, at `offset` of the page at address `page`."""
     dim, size = step.head_dim, step.kv_bytes
     block, lane = page + offset // LANES * step.key_block_bytes, offset % LANES
-    factor = scale_into(step, key, block + LANES * dim * size, lane)
-    for i in range(dim):
-        put(kind, block + (i * LANES + lane) * size, key[i] * factor)
     values = page + step.value_at
-    factor = scale_into(step, value, values + step.page_size * step.head_pad * size, offset)
+    at = values + offset * step.head_pad * size
+    if step.kv_scaled:
+        place_scaled(step, me, key, block + lane, LANES, block + LANES * dim + lane * 4)
+        place_scaled(step, me, value, at, 1, values + step.page_size * step.head_pad + offset * 4)
+        return
+    keys, wanted = floats(key, dim), floats(value, dim)
     for i in range(dim):
-        put(kind, values + (offset * step.head_pad + i) * size, value[i] * factor)
+        put(kind, block + (i * LANES + lane) * size, keys[i])
+    for i in range(dim):
+        put(kind, at + i * size, wanted[i])
 
 
 @njit
-def scale_into(step: Any, row: Any, scales: int, index: int) -> float:
-    """What to multiply a row by before it is stored; for int8, note the inverse in `scales`."""
-    if not step.kv_scaled:
-        return np.float32(1)
-    largest = np.float32(1e-30)
+def place_scaled(step: Any, me: int, row: int, out: int, apart: int, scale: int) -> None:
+    """A row of one head as int8, `apart` bytes from number to number, and its scale."""
+    spare = step.outs + me * step.tile_rows * step.head_pad * 4
+    source, padded = floats(row, step.head_dim), floats(spare, step.head_pad)
+    padded[: step.head_dim] = source
+    padded[step.head_dim :] = 0
+    whole = spare + step.head_pad * 4
+    floats(scale, 1)[0] = quantize_row(spare, whole, step.head_pad // LANES, 0)
+    numbers, target = (
+        carray(pointer(whole), step.head_dim, np.int8),
+        carray(pointer(out), step.head_dim * apart, np.int8),
+    )
     for i in range(step.head_dim):
-        largest = max(largest, abs(row[i]))
-    floats(scales, index + 1)[index] = largest / np.float32(127)
-    return np.float32(127) / largest
+        target[i * apart] = numbers[i]
 
 
 @njit

@@ -67,7 +67,7 @@ def attention_block(step: Any, phase: int, me: int, kind: Any, kv_kind: Any, lay
     qkv = linears[4 * layer]
     multiply(step, phase, kind, qkv, step.tokens, step.act, step.qkv, False)
     step.linear += lap(step, me)
-    place_rows(step, phase + 1, kv_kind, layer, qkv.blocks * BLOCK_ROW)
+    place_rows(step, phase + 1, me, kv_kind, layer, qkv.blocks * BLOCK_ROW)
     step.other += lap(step, me)
     attend(step, phase + 2, me, kv_kind, layer)
     step.attention += lap(step, me)

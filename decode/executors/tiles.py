@@ -200,14 +200,11 @@ def _by_shape(builder: Builder, kind: types.Type, rows: Value, blocks: Value, em
 
 @intrinsic
 def put(typing: Any, kind: Any, at: Any, value: Any) -> Any:
-    """Store a float32 as what `kind` stands for, rounded to nearest even; a SCALED one lies in [-127, 127]."""
+    """Store a float32 at an address as what `kind` stands for, rounded to nearest even."""
 
     def generate(context: Any, builder: Builder, signature: Any, args: Any) -> Any:
         _, at, value = args
-        if kind == SCALED:
-            whole = builder.fptosi(call(builder, "llvm.rint.f32", F32, value), I32)
-            value = builder.trunc(whole, I8)
-        elif kind == HALF:
+        if kind == HALF:
             value = builder.fptrunc(value, F16)
         elif kind == BFLOAT:
             bits = builder.bitcast(value, I32)
