@@ -46,7 +46,7 @@ def engine_config(model: ModelConfig, options: ServiceOptions) -> EngineConfig:
 
 def build_executor(model_dir: Path, config: EngineConfig, options: ServiceOptions) -> TorchExecutor:
     """Load the weights and warm up; takes seconds. Raises ConfigError when int8 weights cost too much accuracy."""
-    if options.weights == "int8":
+    if options.weights == "int8" and options.device == "cpu":  # the CUDA path refuses it
         gate(model_dir)
     executor = TorchExecutor(
         model_dir,
