@@ -1,9 +1,8 @@
 """Rotary embedding, KV pages and attention over them in place, compiled by numba.
 
 A page of one layer and KV head holds keys [page_blocks, head_dim, 16 positions], so that 16 scores are one vector, and
-then values [page_size, head_pad]. Where they are int8, each position has a scale of its own: 16 behind each block of
-keys, and those of the values behind all of them. Decoding and prefill are the same code: a tile is some tokens of one
-chunk with the query heads that share a KV head. Must not know plans, files or torch.
+then values [page_size, head_pad]. Decoding and prefill are the same code: a tile is some tokens of one chunk with the
+query heads that share a KV head. Must not know plans, files or torch.
 """
 
 from __future__ import annotations
@@ -11,10 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import carray, njit
+from numba import njit
 
 from decode.executors.kernels import BLOCK_ROW, blocks_at_once, claim, done, floats, integers, row_pieces, wait
-from decode.executors.simd import LANES, pointer, prefetch, quantize_row, softmax_row
+from decode.executors.simd import LANES, prefetch, softmax_row
 from decode.executors.tiles import MAX_ROWS, MAX_SUMS, first_of, mix, put, tile
 
 FIRST_PAGES = 8  # pages that are fetched before anything else is there to do
@@ -41,20 +40,20 @@ def rotate(step: Any, at: int, position: int) -> None:
 
 
 @njit
-def place_rows(step: Any, phase: int, me: int, kind: Any, layer: int, qkv_row: int) -> None:
+def place_rows(step: Any, phase: int, kind: Any, layer: int, qkv_row: int) -> None:
     """Rotate q and k of all tokens; q goes, scaled, to [kv_heads, tokens, group, head_dim], k and v to their pages."""
     pieces = row_pieces(step, step.tokens)
     piece = claim(step, phase)
     while piece < pieces:
         for row in range(step.tokens * piece // pieces, step.tokens * (piece + 1) // pieces):
-            place_row(step, me, kind, layer, row, step.qkv + row * qkv_row)
+            place_row(step, kind, layer, row, step.qkv + row * qkv_row)
         done(step, phase)
         piece = claim(step, phase)
     wait(step, phase, pieces)
 
 
 @njit
-def place_row(step: Any, me: int, kind: Any, layer: int, row: int, line: int) -> None:
+def place_row(step: Any, kind: Any, layer: int, row: int, line: int) -> None:
     """One token's share of `place_rows`; its q, k and v are at address `line`."""
     dim, group = step.head_dim, step.heads // step.kv_heads
     slot, position = integers(step.slots, row + 1)[row], integers(step.positions, row + 1)[row]
@@ -71,7 +70,7 @@ def place_row(step: Any, me: int, kind: Any, layer: int, row: int, line: int) ->
     for head in range(step.kv_heads):
         key, value = line + (step.heads + head) * dim * 4, line + (step.heads + step.kv_heads + head) * dim * 4
         page = page_at(step, layer, slot // step.page_size, head)
-        place_key_value(step, me, kind, page, slot % step.page_size, key, value)
+        place_key_value(step, kind, page, slot % step.page_size, floats(key, dim), floats(value, dim))
 
 
 @njit
@@ -87,38 +86,15 @@ def norm_head(step: Any, at: int, weight: int) -> None:
 
 
 @njit
-def place_key_value(step: Any, me: int, kind: Any, page: int, offset: int, key: int, value: int) -> None:
-    """Write one token's key and value, float32 at two addresses, at `offset` of the page at address `page`."""
+def place_key_value(step: Any, kind: Any, page: int, offset: int, key: Any, value: Any) -> None:
+    """Write one token's key and value at `offset` of the page at address `page`."""
     dim, size = step.head_dim, step.kv_bytes
-    block, lane = page + offset // LANES * step.key_block_bytes, offset % LANES
-    values = page + step.value_at
-    at = values + offset * step.head_pad * size
-    if step.kv_scaled:
-        place_scaled(step, me, key, block + lane, LANES, block + LANES * dim + lane * 4)
-        place_scaled(step, me, value, at, 1, values + step.page_size * step.head_pad + offset * 4)
-        return
-    keys, wanted = floats(key, dim), floats(value, dim)
+    keys = page + (offset // LANES * dim * LANES + offset % LANES) * size
     for i in range(dim):
-        put(kind, block + (i * LANES + lane) * size, keys[i])
+        put(kind, keys + i * LANES * size, key[i])
+    values = page + step.value_at + offset * step.head_pad * size
     for i in range(dim):
-        put(kind, at + i * size, wanted[i])
-
-
-@njit
-def place_scaled(step: Any, me: int, row: int, out: int, apart: int, scale: int) -> None:
-    """A row of one head as int8, `apart` bytes from number to number, and its scale."""
-    spare = step.outs + me * step.tile_rows * step.head_pad * 4
-    source, padded = floats(row, step.head_dim), floats(spare, step.head_pad)
-    padded[: step.head_dim] = source
-    padded[step.head_dim :] = 0
-    whole = spare + step.head_pad * 4
-    floats(scale, 1)[0] = quantize_row(spare, whole, step.head_pad // LANES, 0)
-    numbers, target = (
-        carray(pointer(whole), step.head_dim, np.int8),
-        carray(pointer(out), step.head_dim * apart, np.int8),
-    )
-    for i in range(step.head_dim):
-        target[i * apart] = numbers[i]
+        put(kind, values + i * size, value[i])
 
 
 @njit
@@ -168,9 +144,8 @@ def attend_tile(step: Any, me: int, kind: Any, layer: int, piece: int, following
     outs = step.outs + me * step.tile_rows * step.head_pad * 4
     q = step.q + (head * step.tokens + first + start) * group * step.head_dim * 4
     score_tile(step, kind, layer, head, integers(table, used), q, tokens * group, keys, scores)
-    factors = value_factors(step, me, layer, head, integers(table, used))
     for row in range(tokens * group):
-        soften_row(step, scores + row * step.score_row, factors, keys - tokens + row // group + 1, keys)
+        soften_row(step, scores + row * step.score_row, keys - tokens + row // group + 1, keys)
     mix_tile(step, kind, layer, head, table, keys, scores, tokens * group, following, outs)
     for row in range(tokens * group):
         total = floats(scores + row * step.score_row, step.score_row // 4)[step.score_row // 4 - 1]
@@ -191,7 +166,7 @@ def column_of(step: Any, key: int) -> int:
 def key_block(step: Any, layer: int, head: int, pages: Any, block: int) -> int:
     """Address of a block of 16 keys."""
     at = page_at(step, layer, pages[block // step.page_blocks], head)
-    return at + block % step.page_blocks * step.key_block_bytes
+    return at + block % step.page_blocks * step.head_dim * LANES * step.kv_bytes
 
 
 @njit
@@ -222,23 +197,8 @@ def score_tile(
 
 
 @njit
-def value_factors(step: Any, me: int, layer: int, head: int, pages: Any) -> int:
-    """Address of what each column of a score row is to be multiplied by before values are mixed: their scales, or 1."""
-    if not step.kv_scaled:
-        return step.ones
-    width = step.page_blocks * LANES
-    factors = floats(step.factors + me * step.score_row, len(pages) * width)
-    for index in range(len(pages)):
-        values = page_at(step, layer, pages[index], head) + step.value_at
-        scales = floats(values + step.page_size * step.head_pad * step.kv_bytes, width)
-        for i in range(width):
-            factors[index * width + i] = scales[i]
-    return step.factors + me * step.score_row
-
-
-@njit
-def soften_row(step: Any, at: int, factors: int, keys: int, tile_keys: int) -> None:
-    """Softmax numerators of a row that sees `keys` keys, times `factors`, else 0; their sum in the last place."""
+def soften_row(step: Any, at: int, keys: int, tile_keys: int) -> None:
+    """Softmax numerators of one row that sees `keys` keys, 0 elsewhere; their sum goes to the row's last place."""
     row = floats(at, step.score_row // 4)
     used = (column_of(step, tile_keys - 1) // LANES + 1) * LANES
     row[column_of(step, keys - 1) + 1 : used] = -np.inf
@@ -246,7 +206,7 @@ def soften_row(step: Any, at: int, factors: int, keys: int, tile_keys: int) -> N
         width = step.page_blocks * LANES
         for page in range(keys // step.page_size):
             row[page * width + step.page_size : (page + 1) * width] = -np.inf
-    row[-1] = softmax_row(at, factors, used // LANES)
+    row[-1] = softmax_row(at, used // LANES)
 
 
 @njit
@@ -262,7 +222,7 @@ def mix_tile(
     following: int,
     outs: int,
 ) -> None:
-    """outs [rows, head_pad] = softmax numerators times values; keys of the following piece are fetched meanwhile."""
+    """outs [rows, head_pad] = softmax numerators times values; the following piece is fetched meanwhile."""
     value_row, page_bytes = step.head_pad * step.kv_bytes, step.kv_heads * step.head_page_bytes
     used = (keys + step.page_size - 1) // step.page_size
     fetch, _, fetches = tile_pages(step, following)

@@ -6,8 +6,6 @@ Threads are those of the OpenMP pool that torch uses, so that no two pools fight
 from __future__ import annotations
 
 import ctypes
-import math
-import platform
 from dataclasses import astuple
 from typing import Any
 
@@ -16,13 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from decode.config import ConfigError
 from decode.executors.batch import Batch
 from decode.executors.cpu_step import compiled
 from decode.executors.kernels import LINEAR, PARTS, PHASE_BYTES, PHASES_PER_LAYER, STEP
 from decode.executors.model_config import ModelConfig
 from decode.executors.packing import Arena, huge, pack, pack_gate_up, packed_bytes, padded
-from decode.executors.simd import FEATURES, LANES
+from decode.executors.simd import LANES
 from decode.executors.smoothing import Smoothing
 from decode.executors.weights import Linear, Weights, inverse_frequencies
 from decode.plan import Copy
@@ -32,7 +29,7 @@ DTYPES = {
     "fp32": (torch.float32, torch.float32),
     "bf16": (torch.bfloat16, torch.bfloat16),
     "fp16": (torch.float16, torch.float16),
-    "int8": (torch.int8, torch.int8),
+    "int8": (torch.int8, torch.float16),
 }
 TILE_ROWS = 24  # query rows that share one look at keys and values
 
@@ -43,8 +40,6 @@ class CpuModel:
     def __init__(
         self, config: ModelConfig, weights: Weights, kind: str, num_pages: int, page_size: int, threads: int
     ) -> None:
-        if kind == "fp16" and platform.machine() in ("x86_64", "AMD64") and "f16c" not in FEATURES:
-            raise ConfigError("weights: fp16 is not allowed on this CPU, which cannot convert it; fp32, bf16 or int8")
         self.config, self._kind = config, kind
         self._weight_dtype, self._kv_dtype = DTYPES[kind]
         self._step = np.zeros(1, STEP)
@@ -83,25 +78,18 @@ class CpuModel:
         self._keep("counters", np.zeros(phases * PHASE_BYTES, np.uint8))
 
     def _lay_out_pages(self, num_pages: int, page_size: int) -> None:
-        config, dtype = self.config, self._kv_dtype
-        blocks, pad, scale = padded(page_size) // LANES, padded(config.head_dim), 4 if dtype == torch.int8 else 0
-        key_block = LANES * (config.head_dim * dtype.itemsize + scale)
-        values = page_size * pad * dtype.itemsize
-        shape = (config.num_layers, num_pages, config.num_kv_heads, blocks * (key_block + LANES * scale) + values)
-        self._keep("kv", huge(math.prod(shape)))
-        pages = torch.from_numpy(self._kept["kv"]).view(shape)
-        keys = pages[..., : blocks * key_block].view(*shape[:3], blocks, key_block)
-        parts = keys[..., : key_block - LANES * scale], keys[..., key_block - LANES * scale :]
-        self._by_block = [parts[0].view(dtype).unflatten(-1, (-1, LANES)), parts[1].view(torch.float32).unsqueeze(-2)]
-        rows = pages[..., blocks * key_block :]
-        self._by_position = [
-            rows[..., :values].view(dtype).unflatten(-1, (page_size, pad)),
-            rows[..., values:].view(torch.float32)[..., : page_size if scale else 0],
-        ]
+        config, size = self.config, self._kv_dtype.itemsize
+        blocks = padded(page_size) // LANES
+        keys, values = blocks * LANES * config.head_dim, page_size * padded(config.head_dim)
+        shape = (config.num_layers, num_pages, config.num_kv_heads, keys + values)
+        self._keep("kv", huge(int(np.prod(shape)) * size))
+        pages = torch.from_numpy(self._kept["kv"]).view(self._kv_dtype).view(shape)
+        self._keys = pages[..., :keys].view(*shape[:3], blocks, config.head_dim, LANES)
+        self._values = pages[..., keys:].view(*shape[:3], page_size, -1)
         self.kv_bytes_per_token = pages[:, 0].nbytes // page_size
         self._set(
-            kv_bytes=dtype.itemsize, kv_scaled=scale > 0, key_block_bytes=key_block, num_pages=num_pages,
-            page_size=page_size, page_blocks=blocks, value_at=blocks * key_block, head_page_bytes=shape[-1],
+            kv_bytes=size, num_pages=num_pages, page_size=page_size, page_blocks=blocks, value_at=keys * size,
+            head_page_bytes=(keys + values) * size,
         )  # fmt: skip
         positions = min(config.max_position_embeddings, num_pages * page_size)
         angles = torch.arange(positions)[:, None].float() * inverse_frequencies(config)
@@ -140,12 +128,10 @@ class CpuModel:
         """Do the copies of a plan, in order."""
         for src, dst, tokens in copies:
             whole, rest = divmod(tokens, LANES)
-            for part in self._by_block:  # [layers, pages, kv_heads, blocks, …, 16 positions]
-                part[:, dst, :, :whole] = part[:, src, :, :whole]
-                if rest:
-                    part[:, dst, :, whole, :, :rest] = part[:, src, :, whole, :, :rest]
-            for part in self._by_position:  # [layers, pages, kv_heads, positions, …]
-                part[:, dst, :, :tokens] = part[:, src, :, :tokens]
+            self._keys[:, dst, :, :whole] = self._keys[:, src, :, :whole]
+            if rest:
+                self._keys[:, dst, :, whole, :, :rest] = self._keys[:, src, :, whole, :, :rest]
+            self._values[:, dst, :, :tokens] = self._values[:, src, :, :tokens]
 
     def forward(self, batch: Batch) -> Tensor:
         """float32 logits [draws, vocab], valid until the next call."""
@@ -187,8 +173,6 @@ class CpuModel:
         if score_row * 4 > step["score_row"]:
             self._set(score_row=2 * score_row * 4)
             self._reserve("scores", team * tile_rows * 2 * score_row)
-            self._reserve("factors", team * 2 * score_row)
-            self._keep("ones", np.ones(2 * score_row, np.float32))
 
     def _reserve(self, name: str, count: int, width: int = 1) -> None:
         have = self._scratch.get(name)

@@ -28,7 +28,7 @@ from decode.executors.kernels import (
     seal_mixed_rows,
 )
 from decode.executors.simd import address, cycles, fetch_add, pointer
-from decode.executors.tiles import BFLOAT, BYTE, FLOAT, HALF, SCALED
+from decode.executors.tiles import BFLOAT, BYTE, FLOAT, HALF
 
 SOURCES = ("simd.py", "tiles.py", "kernels.py", "attention.py", "cpu_step.py")
 
@@ -67,7 +67,7 @@ def attention_block(step: Any, phase: int, me: int, kind: Any, kv_kind: Any, lay
     qkv = linears[4 * layer]
     multiply(step, phase, kind, qkv, step.tokens, step.act, step.qkv, False)
     step.linear += lap(step, me)
-    place_rows(step, phase + 1, me, kv_kind, layer, qkv.blocks * BLOCK_ROW)
+    place_rows(step, phase + 1, kv_kind, layer, qkv.blocks * BLOCK_ROW)
     step.other += lap(step, me)
     attend(step, phase + 2, me, kv_kind, layer)
     step.attention += lap(step, me)
@@ -95,8 +95,8 @@ def step_fp16(where: Any) -> None:
 
 
 def step_int8(where: Any) -> None:
-    """int8 weights, activations and pages."""
-    run(where, BYTE(0), SCALED(0))
+    """int8 weights and activations, IEEE half pages."""
+    run(where, BYTE(0), HALF(0))
 
 
 STEPS: dict[str, Callable[[Any], None]] = {

@@ -36,8 +36,7 @@ _COUNTS = (
     "team",  # threads
     "layers", "heads", "kv_heads", "head_dim", "hidden_size", "hidden", "inner",  # hidden, inner: padded to 16
     "int8", "weight_bytes", "qk_norm",
-    "kv_bytes", "kv_scaled", "key_block_bytes", "num_pages", "page_size", "page_blocks", "value_at",
-    "head_page_bytes", "head_pad",
+    "kv_bytes", "num_pages", "page_size", "page_blocks", "value_at", "head_page_bytes", "head_pad",
     "mixed_width",
     "tokens", "draws", "tiles", "tile_tokens", "tile_rows", "score_row",
 )  # fmt: skip
@@ -45,8 +44,7 @@ _ADDRESSES = (
     "counters", "linears", "norms", "qk_norms", "zeros", "kv",  # the model and its pages
     "rotations", "positions", "slots", "first_row", "keys", "pages", "pages_row", "draw_rows",  # the batch
     "tile_chunk", "tile_start",
-    "x", "spare", "act", "act_scales", "qkv", "q", "mixed", "gate_up", "scores", "factors", "ones", "outs",
-    "logits",  # scratch
+    "x", "spare", "act", "act_scales", "qkv", "q", "mixed", "gate_up", "scores", "outs", "logits",  # scratch
 )  # fmt: skip
 PARTS = ("linear", "attention", "other")  # cycles that thread 0 spent
 

@@ -129,14 +129,11 @@ def exp(builder: Builder, x: Value) -> Value:
 
 
 @intrinsic
-def softmax_row(typing: Any, row: Any, factors: Any, blocks: Any) -> Any:
-    """In place exp(x - max) times `factors` of 16 * `blocks` float32 at address `row`; -inf becomes 0.
-
-    Returns the sum of the exponentials alone.
-    """
+def softmax_row(typing: Any, row: Any, blocks: Any) -> Any:
+    """In place exp(x - max) of 16 * `blocks` float32 at address `row`; returns their sum. -inf becomes 0."""
 
     def generate(context: Any, builder: Builder, signature: Any, args: Any) -> Any:
-        row, factors, blocks = args
+        row, blocks = args
 
         def peak(i: Value, state: list[Value]) -> list[Value]:
             x = load(builder, row, builder.mul(i, constant(I64, 64)), VF32)
@@ -145,7 +142,7 @@ def softmax_row(typing: Any, row: Any, factors: Any, blocks: Any) -> Any:
         def power(i: Value, state: list[Value]) -> list[Value]:
             at = builder.mul(i, constant(I64, 64))
             e = exp(builder, builder.fsub(load(builder, row, at, VF32), top))
-            store(builder, builder.fmul(e, load(builder, factors, at, VF32)), row, at)
+            store(builder, e, row, at)
             return [builder.fadd(state[0], e)]
 
         [best] = loop(builder, blocks, [constant(VF32, -3.0e38)], peak)
@@ -153,7 +150,7 @@ def softmax_row(typing: Any, row: Any, factors: Any, blocks: Any) -> Any:
         [total] = loop(builder, blocks, [constant(VF32, 0.0)], power)
         return _sum(builder, total)
 
-    return types.float32(*[types.int64] * 3), generate
+    return types.float32(types.int64, types.int64), generate
 
 
 @intrinsic

@@ -40,9 +40,8 @@ from decode.executors.simd import (
     store,
 )
 
-# numba types that stand for what weights and pages hold. BYTE: weights as int8, sums in int32. SCALED: keys and values
-# as int8, widened; a block of keys is followed by the scales of its 16 columns.
-FLOAT, HALF, BFLOAT, BYTE, SCALED = types.float32, types.int16, types.uint16, types.int8, types.uint8
+# numba types that stand for what weights and pages hold
+FLOAT, HALF, BFLOAT, BYTE = types.float32, types.int16, types.uint16, types.int8
 
 VNNI = WIDE and "avx512vnni" in FEATURES
 AVX2 = "avx2" in FEATURES
@@ -58,10 +57,7 @@ def _widen(builder: Builder, at: Value, offset: Value, kind: types.Type) -> Valu
     """16 packed numbers as float32."""
     if kind == FLOAT:
         return load(builder, at, offset, VF32)
-    element = {HALF: F16, BFLOAT: I16, SCALED: I8}[kind]
-    raw = load(builder, at, offset, ir.VectorType(element, LANES))
-    if kind == SCALED:
-        return builder.sitofp(builder.sext(raw, VI32), VF32)
+    raw = load(builder, at, offset, ir.VectorType(F16 if kind == HALF else I16, LANES))
     if kind == HALF:
         return builder.fpext(raw, VF32)
     return builder.bitcast(builder.shl(builder.zext(raw, VI32), constant(VI32, 16)), VF32)
@@ -143,8 +139,6 @@ def _tile(builder: Builder, kind: types.Type, rows: int, blocks: int, args: list
                 scale = spread(builder, load(builder, row_scales, 4 * r, F32))
                 scale = builder.fmul(scale, load(builder, column_scales, 64 * j, VF32))
                 total = builder.fmul(builder.sitofp(total, VF32), scale)
-            if kind == SCALED:
-                total = builder.fmul(total, load(builder, columns[j], builder.mul(depth, b_step), VF32))
             total = builder.fadd(total, load(builder, bias, 64 * j, VF32))
             total = builder.select(add, builder.fadd(total, load(builder, line, 64 * j, VF32)), total)
             store(builder, total, line, 64 * j)
@@ -180,7 +174,7 @@ def _mix(builder: Builder, kind: types.Type, rows: int, blocks: int, args: list[
 
 
 def _bytes(kind: types.Type) -> int:
-    return {FLOAT: 4, HALF: 2, BFLOAT: 2, BYTE: 1, SCALED: 1}[kind]
+    return {FLOAT: 4, HALF: 2, BFLOAT: 2, BYTE: 1}[kind]
 
 
 def _by_shape(builder: Builder, kind: types.Type, rows: Value, blocks: Value, emit: Any, args: list[Value]) -> None:
