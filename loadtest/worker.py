@@ -1,28 +1,24 @@
 """The load generator, a process of its own: `python -m loadtest.worker` reads a job as JSON on stdin.
 
-Locust's patching must come first and must not reach the command line, hence the process. It reports progress and its
-own lag as JSON lines on stdout and writes raw samples to a file. Must not know targets or verdicts.
+Locust's users are greenlets of the main thread and say when to send; streams are a thread's of their own, which is why
+nothing is patched here. Reports progress and its own lag as JSON lines on stdout and writes raw samples to a file. Must
+not know targets or verdicts.
 """
 
-# ruff: noqa: E402  (the patching must come before every import that opens sockets or threads)
-import gevent
-from gevent import monkey
+import os
 
-gevent.get_hub().threadpool_size = 4096  # gRPC holds one thread per open stream; gevent's 10 would stop the eleventh
-monkey.patch_all()
-import grpc.experimental.gevent
-
-grpc.experimental.gevent.init_gevent()
+os.environ["LOCUST_SKIP_MONKEY_PATCH"] = "1"
 
 import gc
 import json
 import resource
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gevent
+from gevent.event import AsyncResult
 from gevent.pool import Group
 from locust import User, task
 from locust.env import Environment
@@ -31,7 +27,6 @@ from locust.exception import StopUser
 from loadtest import samples, stream
 from loadtest.samples import Planned, Sample
 
-LAG_PERIOD = 10_000_000  # ns between looks at the event loop
 REPORT_PERIOD = 0.25  # s between progress lines
 BURST_ENDED = "the burst ended"
 
@@ -45,9 +40,8 @@ class Run:
         self.duration, self.drain = int(job["duration"]), int(job["drain"])
         self.closed_users = int(job["closed_users"])
         self.samples: list[Sample] = []
-        self.active: set[stream.Stream] = set()
-        self._idle: list[stream.Stream] = []
         self._start = time.monotonic_ns()
+        self.streams = stream.Streams(self.url, self.model, self.now)
         self.environment = Environment(user_classes=user_classes(self), catch_exceptions=False)
         self.runner = self.environment.create_local_runner()
 
@@ -58,15 +52,10 @@ class Run:
         self._start = time.monotonic_ns()
 
     def send(self, request: Planned, intended: int) -> None:
-        """Send one request on an idle stream, or a new one; keep its sample and tell locust."""
-        used = self._idle.pop() if self._idle else stream.Stream(self.url, self.model, self.now)
-        self.active.add(used)
-        sample = used.send(request, intended)
-        self.active.discard(used)
-        if used.usable:
-            self._idle.append(used)
-        else:
-            used.close()
+        """Send one request and wait for its end; keep its sample and tell locust."""
+        ended: AsyncResult[Sample] = AsyncResult()
+        self.streams.send(request, intended, ended.set)
+        sample = ended.get()
         self.samples.append(sample)
         self.environment.events.request.fire(
             request_type="gRPC",
@@ -76,11 +65,6 @@ class Run:
             exception=RuntimeError(sample.error) if sample.outcome != "ok" else None,
             context={},
         )
-
-    def abandon(self, why: str) -> None:
-        """End whatever is in flight as failed."""
-        for one in list(self.active):
-            one.abandon(why)
 
 
 def user_classes(run: Run) -> list[type[User]]:
@@ -104,7 +88,7 @@ def open_user(run: Run, tier: str) -> type[User]:
                     gevent.sleep(max(0, (request.at - run.now()) / 1e9))
                     in_flight.spawn(run.send, request, request.at)
             while not in_flight.join(timeout=max(0.1, (run.duration + run.drain - run.now()) / 1e9)):
-                run.abandon(f"no end of answer {run.drain / 1e9:g} s after the load ended")
+                run.streams.abandon(f"no end of answer {run.drain / 1e9:g} s after the load ended")
             raise StopUser
 
     TierUser.__name__ = tier
@@ -128,25 +112,11 @@ def closed_user(run: Run) -> type[User]:
     return MixUser
 
 
-def watch_lag(now: Callable[[], int], lags: list[int]) -> None:
-    """How late the event loop is for each tick of a fixed grid, in ns: what it may add to any time measured here.
-
-    A long stall is late for every tick in it; one late wake-up alone would vanish below the 99th percentile.
-    """
-    due = now() + LAG_PERIOD
-    while True:
-        gevent.sleep(max(0, due - now()) / 1e9)
-        woken = now()
-        while due <= woken:
-            lags.append(woken - due)
-            due += LAG_PERIOD
-
-
 def watch_progress(run: Run) -> None:
     while True:
         gevent.sleep(REPORT_PERIOD)
         failed = sum(sample.outcome != "ok" for sample in run.samples)
-        say({"now": run.now(), "ended": len(run.samples), "in_flight": len(run.active), "failed": failed})
+        say({"now": run.now(), "ended": len(run.samples), "in_flight": run.streams.in_flight, "failed": failed})
 
 
 def say(message: dict[str, object]) -> None:
@@ -156,18 +126,18 @@ def say(message: dict[str, object]) -> None:
 def end_burst(run: Run) -> None:
     gevent.sleep(run.duration / 1e9)
     while True:
-        run.abandon(BURST_ENDED)
+        run.streams.abandon(BURST_ENDED)
         gevent.sleep(0.05)
 
 
 def execute(run: Run) -> dict[str, object]:
     """Run the job to its end; the worker's last message."""
-    lags: list[int] = []
     gc.collect()
     gc.freeze()  # the plan is large and stays: no collection should walk it while times are taken
     before = resource.getrusage(resource.RUSAGE_SELF)
     run.begin()
-    beside = [gevent.spawn(watch_lag, run.now, lags), gevent.spawn(watch_progress, run)]
+    run.streams.watch_lag()
+    beside = [gevent.spawn(watch_progress, run)]
     if run.closed_users:
         beside.append(gevent.spawn(end_burst, run))
     run.runner.start(sum(user.fixed_count for user in run.environment.user_classes), spawn_rate=100)
@@ -177,7 +147,7 @@ def execute(run: Run) -> dict[str, object]:
     gevent.killall(beside)
     after = resource.getrusage(resource.RUSAGE_SELF)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {"wall": wall, "cpu": int(cpu * 1e9), "lags": lags}
+    return {"wall": wall, "cpu": int(cpu * 1e9), "lags": run.streams.lags}
 
 
 def main() -> int:
@@ -193,6 +163,7 @@ def main() -> int:
         raise RuntimeError(f"{len(run.requests)} requests were planned and {len(run.samples)} came to an end")
     samples.write(Path(job["samples"]), sorted(run.samples, key=lambda sample: (sample.intended, sample.id)))
     say(last)
+    run.streams.close()
     run.runner.quit()
     return 0
 

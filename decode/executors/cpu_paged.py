@@ -82,7 +82,7 @@ class CpuModel:
         blocks = padded(page_size) // LANES
         keys, values = blocks * LANES * config.head_dim, page_size * padded(config.head_dim)
         shape = (config.num_layers, num_pages, config.num_kv_heads, keys + values)
-        self._keep("kv", huge(int(np.prod(shape)) * size))
+        self._keep("kv", huge(int(np.prod(shape)) * size, held=True))  # no step shall pay for it
         pages = torch.from_numpy(self._kept["kv"]).view(self._kv_dtype).view(shape)
         self._keys = pages[..., :keys].view(*shape[:3], blocks, config.head_dim, LANES)
         self._values = pages[..., keys:].view(*shape[:3], page_size, -1)

@@ -26,7 +26,7 @@ from decode.executors.simd import (
 from decode.executors.tiles import INT8_OFFSET, MAX_BLOCKS, MAX_ROWS, MAX_SUMS, MAX_SUMS_INT8, spaced, tile
 
 SLAB = 4 * MAX_ROWS  # rows that one thread takes at a time through one strip of weights
-SPINS = 4000  # looks at a meeting point before the core is offered to others
+SPINS = 100
 PIECE_BYTES, PARTS_PER_THREAD = 131072, 16  # weights that make a piece of work, and the most pieces of one product
 PHASE_BYTES = 64  # a cache line for each phase: pieces claimed, pieces done
 PHASES_PER_LAYER = 10

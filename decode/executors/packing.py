@@ -5,6 +5,7 @@ Must not know plans, pages or threads.
 
 from __future__ import annotations
 
+import errno
 import mmap
 from dataclasses import dataclass
 
@@ -18,17 +19,29 @@ from decode.executors.simd import LANES
 from decode.executors.tiles import INT8_OFFSET
 from decode.executors.weights import Linear
 
+POPULATE_WRITE = 23  # of madvise(2); Python has no name for it
+
 
 def padded(count: int) -> int:
     """The next multiple of 16."""
     return -(-count // LANES) * LANES
 
 
-def huge(nbytes: int) -> NDArray[np.uint8]:
-    """Zeroed memory in large pages where the system has them: fewer address look-ups while weights stream through."""
+def huge(nbytes: int, held: bool = False) -> NDArray[np.uint8]:
+    """Zeroed memory in large pages where the system has them: fewer address look-ups while weights stream through.
+
+    With `held` the memory is really taken, now and not at the first use of each page, if the system (Linux 5.14) can do
+    that. Raises MemoryError when there is not so much.
+    """
     memory = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory stays small
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
+    if held:
+        try:
+            memory.madvise(POPULATE_WRITE)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise MemoryError(f"{nbytes >> 20} MiB of memory are not to be had ({error.strerror})") from None
     return np.frombuffer(memory, np.uint8)
 
 
