@@ -69,7 +69,8 @@ class CpuModel:
             layers=config.num_layers, heads=config.num_heads, kv_heads=config.num_kv_heads, head_dim=config.head_dim,
             hidden_size=config.hidden_size, hidden=padded(config.hidden_size), inner=padded(config.intermediate_size),
             mixed_width=padded(config.num_heads * config.head_dim), head_pad=padded(config.head_dim),
-            int8=self._kind == "int8", weight_bytes=self._weight_dtype.itemsize, qk_norm=config.qk_norm,
+            act_bytes={"int8": 1, "bf16": 2}.get(self._kind, 4), weight_bytes=self._weight_dtype.itemsize,
+            qk_norm=config.qk_norm,
         )  # fmt: skip
         group = config.num_heads // config.num_kv_heads
         self._tile_tokens = max(1, TILE_ROWS // group)

@@ -28,7 +28,7 @@ from decode.executors.kernels import (
     seal_mixed_rows,
 )
 from decode.executors.simd import address, cycles, fetch_add, pointer
-from decode.executors.tiles import BFLOAT, BYTE, FLOAT, HALF
+from decode.executors.tiles import BFLOAT, BYTE, FLOAT, HALF, PAIR
 
 SOURCES = ("simd.py", "tiles.py", "kernels.py", "attention.py", "cpu_step.py")
 
@@ -71,10 +71,10 @@ def attention_block(step: Any, phase: int, me: int, kind: Any, kv_kind: Any, lay
     step.other += lap(step, me)
     attend(step, phase + 2, me, kv_kind, layer)
     step.attention += lap(step, me)
-    if step.int8:
+    if step.act_bytes < 4:
         seal_mixed_rows(step, phase + 3)
         step.other += lap(step, me)
-    inputs = step.act if step.int8 else step.mixed
+    inputs = step.act if step.act_bytes < 4 else step.mixed
     multiply(step, phase + 4, kind, linears[4 * layer + 1], step.tokens, inputs, step.x, True)
     step.linear += lap(step, me)
 
@@ -85,8 +85,8 @@ def step_fp32(where: Any) -> None:
 
 
 def step_bf16(where: Any) -> None:
-    """bfloat16 weights and pages; sums in float32."""
-    run(where, BFLOAT(0), BFLOAT(0))
+    """bfloat16 weights, activations and pages; sums in float32."""
+    run(where, PAIR(0), BFLOAT(0))
 
 
 def step_fp16(where: Any) -> None:

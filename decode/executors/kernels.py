@@ -20,6 +20,7 @@ from decode.executors.simd import (
     quantize_row,
     read_shared,
     relax,
+    round_row,
     sched_yield,
     silu_multiply_row,
 )
@@ -30,12 +31,12 @@ SPINS = 100
 PIECE_BYTES, PARTS_PER_THREAD = 131072, 16  # weights that make a piece of work, and the most pieces of one product
 PHASE_BYTES = 64  # a cache line for each phase: pieces claimed, pieces done
 PHASES_PER_LAYER = 10
-BLOCK_ROW = 4 * LANES  # bytes of one row of a block: 16 float32, or 16 times 4 int8
+BLOCK_ROW = 4 * LANES  # bytes of one row of a block: 16 float32, or of as many weights as a tile takes at once
 
 _COUNTS = (
     "team",  # threads
     "layers", "heads", "kv_heads", "head_dim", "hidden_size", "hidden", "inner",  # hidden, inner: padded to 16
-    "int8", "weight_bytes", "qk_norm",
+    "act_bytes", "weight_bytes", "qk_norm",  # of one number that goes into a product
     "kv_bytes", "num_pages", "page_size", "page_blocks", "value_at", "head_page_bytes", "head_pad",
     "mixed_width",
     "tokens", "draws", "tiles", "tile_tokens", "tile_rows", "score_row",
@@ -114,8 +115,8 @@ def blocks_at_once(rows: int, left: int, sums: int) -> int:
 @njit
 def multiply(step: Any, phase: int, kind: Any, linear: Any, rows: int, a: int, out: int, add: bool) -> None:
     """out [rows, 16 * blocks] = a [rows, inputs] @ weight + bias (+ out, if `add`). Pieces: columns of a slab."""
-    sums = MAX_SUMS_INT8 if step.int8 else MAX_SUMS
-    block_bytes = linear.inputs * (LANES if step.int8 else LANES * step.weight_bytes)
+    sums = MAX_SUMS_INT8 if step.act_bytes == 1 else MAX_SUMS
+    block_bytes = linear.inputs * LANES * step.weight_bytes
     slabs = (rows + SLAB - 1) // SLAB
     parts = max(step.team, min(linear.blocks * block_bytes // PIECE_BYTES, PARTS_PER_THREAD * step.team))
     parts = min((parts + step.team - 1) // step.team * step.team, linear.blocks)
@@ -139,9 +140,9 @@ def multiply_strip(
     add: bool,
 ) -> None:  # fmt: skip
     """Rows [row, end) times `blocks` blocks of columns, at most `most` rows at once, all tiles about equally high."""
-    int8 = step.int8 != 0
-    a_row, depth = (linear.inputs, linear.inputs // 4) if int8 else (linear.inputs * 4, linear.inputs)
-    b_step = BLOCK_ROW if int8 else LANES * step.weight_bytes
+    together = 4 // step.act_bytes  # as many k fill the four bytes that a tile takes at once
+    a_row, depth = linear.inputs * step.act_bytes, linear.inputs // together
+    b_step = LANES * step.weight_bytes * together
     out_row, at = linear.blocks * BLOCK_ROW, block * BLOCK_ROW
     block_bytes = depth * b_step
     weight = linear.weight + block * block_bytes
@@ -166,13 +167,15 @@ def row_pieces(step: Any, rows: int) -> int:
 @njit
 def act_row(step: Any, me: int, row: int, width: int) -> int:
     """Where to put a float32 row that becomes an input of a product; call `seal_row` when it is there."""
-    return step.spare + me * max(step.hidden, step.inner) * 4 if step.int8 else step.act + row * width * 4
+    return step.spare + me * max(step.hidden, step.inner) * 4 if step.act_bytes < 4 else step.act + row * width * 4
 
 
 @njit
 def seal_row(step: Any, row: int, at: int, width: int) -> None:
-    """Make the float32 row at `at` the input row of the next product: for int8, round it with a scale of its own."""
-    if step.int8:
+    """Make the float32 row at `at` the input row of the next product: rounded, for int8 with a scale of its own."""
+    if step.act_bytes == 2:
+        round_row(at, step.act + row * width * 2, width // LANES)
+    elif step.act_bytes == 1:
         scale = quantize_row(at, step.act + row * width, width // LANES, INT8_OFFSET)
         floats(step.act_scales, row + 1)[row] = scale
 

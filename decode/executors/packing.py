@@ -84,7 +84,8 @@ def pack(arena: Arena, linear: Linear, dtype: torch.dtype, zeros: int) -> Packed
     bias = zeros if linear.bias is None else arena.keep(functional.pad(linear.bias.float(), shape[2:]))
     blocks, depth = weight.shape[0] // LANES, weight.shape[1]
     if dtype != torch.int8:
-        columns = weight.to(dtype).view(blocks, LANES, depth).transpose(1, 2)
+        together = 2 if dtype == torch.bfloat16 else 1
+        columns = weight.to(dtype).view(blocks, LANES, depth // together, together).transpose(1, 2)
         return Packed(arena.keep(columns), blocks, depth, bias, zeros, zeros)
     scales = weight.abs().amax(1).clamp(min=1e-30) / 127
     whole = (weight / scales[:, None]).round().to(torch.int8)

@@ -20,6 +20,21 @@ I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 F16, F32 = ir.HalfType(), ir.FloatType()
 VF32, VI32 = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
 
+
+class _Bfloat(ir.Type):
+    """bfloat16, which LLVM knows and llvmlite does not; there are no constants of it."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Bfloat)
+
+    def __hash__(self) -> int:
+        return hash(_Bfloat)
+
+
+BF16 = _Bfloat()
 Builder = ir.IRBuilder
 Value = Any  # a value in LLVM code under construction
 
@@ -199,6 +214,33 @@ def norm_row(typing: Any, row: Any, weight: Any, out: Any, blocks: Any, count: A
 
     i = types.int64
     return types.void(i, i, i, i, i, types.float32), generate
+
+
+def round_bfloat(builder: Builder, value: Value) -> Value:
+    """float32 (one, or 16 lanes) to the bits of the nearest bfloat16, ties to even."""
+    whole, half = (VI32, ir.VectorType(I16, LANES)) if value.type == VF32 else (I32, I16)
+    bits = builder.bitcast(value, whole)
+    odd = builder.and_(builder.lshr(bits, constant(whole, 16)), constant(whole, 1))
+    bits = builder.add(bits, builder.add(odd, constant(whole, 0x7FFF)))
+    return builder.trunc(builder.lshr(bits, constant(whole, 16)), half)
+
+
+@intrinsic
+def round_row(typing: Any, row: Any, out: Any, blocks: Any) -> Any:
+    """16 * `blocks` float32 to bfloat16."""
+
+    def generate(context: Any, builder: Builder, signature: Any, args: Any) -> Any:
+        row, out, blocks = args
+
+        def body(i: Value, state: list[Value]) -> list[Value]:
+            x = load(builder, row, builder.mul(i, constant(I64, 64)), VF32)
+            store(builder, round_bfloat(builder, x), out, builder.mul(i, constant(I64, 32)))
+            return state
+
+        loop(builder, blocks, [], body)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 3), generate
 
 
 @intrinsic

@@ -1,8 +1,8 @@
 """Matrix products of one register tile: some rows of activations times blocks of 16 packed columns.
 
 The same sum in the same order for every tile shape, so a row's result never depends on its neighbours. Weights are
-float32, IEEE half, bfloat16 (sums in float32) or int8 (sums exact in int32); on a CPU without a byte product for
-8 bits the sum is built from 16-bit ones, still exact. Must not know models or pages.
+float32, IEEE half, bfloat16 (sums in float32) or int8 (sums exact in int32, whatever the CPU has to build them from).
+Must not know models or pages.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from decode.executors.simd import (
+    BF16,
     F16,
     F32,
     FEATURES,
@@ -36,21 +37,25 @@ from decode.executors.simd import (
     load,
     loop,
     prefetch_span,
+    round_bfloat,
     spread,
     store,
 )
 
-# numba types that stand for what weights and pages hold
-FLOAT, HALF, BFLOAT, BYTE = types.float32, types.int16, types.uint16, types.int8
+# numba types that stand for what weights and pages hold. FLOAT, HALF, BFLOAT: widened to float32 where needed.
+# PAIR: weights and activations as bfloat16, two k side by side. BYTE: both as int8, four k side by side, sums in int32.
+FLOAT, HALF, BFLOAT, PAIR, BYTE = types.float32, types.int16, types.uint16, types.uint32, types.int8
 
 VNNI = WIDE and "avx512vnni" in FEATURES
+SHORT_VNNI = not WIDE and "avxvnni" in FEATURES
 AVX2 = "avx2" in FEATURES
+BFLOAT_DOT = WIDE and "avx512bf16" in FEATURES
 # Activations are stored with this added, because the VNNI product wants one unsigned operand.
-INT8_OFFSET = 128 if VNNI else 0
+INT8_OFFSET = 128 if VNNI or SHORT_VNNI else 0
 # A tile has at most MAX_ROWS rows, MAX_BLOCKS blocks and MAX_SUMS sums: 24 of 32 registers, or 12 of 16 half as long.
-# The int8 product without VNNI needs more registers beside them.
+# The int8 product needs more registers beside them where it is built from several instructions.
 MAX_ROWS, MAX_BLOCKS, MAX_SUMS = (12, 4, 24) if WIDE else (6, 2, 6)
-MAX_SUMS_INT8 = MAX_SUMS if VNNI else 4
+MAX_SUMS_INT8 = MAX_SUMS if VNNI or SHORT_VNNI else 4
 
 
 def _widen(builder: Builder, at: Value, offset: Value, kind: types.Type) -> Value:
@@ -68,6 +73,8 @@ def _dot4(builder: Builder, total: Value, x: Value, w: Value) -> Value:
     if VNNI:
         w = builder.bitcast(w, VI32)
         return call(builder, "llvm.x86.avx512.vpdpbusd.512", VI32, total, spread(builder, x), w)
+    if SHORT_VNNI:
+        return _dot4_halves(builder, total, x, w)
     if AVX2:
         return _dot4_avx2(builder, total, x, w)
     wide = ir.VectorType(I16, 4 * LANES)
@@ -76,6 +83,30 @@ def _dot4(builder: Builder, total: Value, x: Value, w: Value) -> Value:
         lanes = ir.Constant(VI32, [4 * j + i for j in range(LANES)])
         part = builder.shuffle_vector(product, ir.Constant(wide, ir.Undefined), lanes)
         total = builder.add(total, builder.sext(part, VI32))
+    return total
+
+
+def _dot4_halves(builder: Builder, total: Value, x: Value, w: Value) -> Value:
+    """The VNNI product of CPUs whose registers hold 8 lanes."""
+    half = ir.VectorType(I32, LANES // 2)
+    spread_x, parts = spread(builder, x, LANES // 2), []
+    w = builder.bitcast(w, VI32)
+    for first in (0, LANES // 2):
+        lanes = ir.Constant(half, list(range(first, first + LANES // 2)))
+        acc, column = (builder.shuffle_vector(v, ir.Constant(VI32, ir.Undefined), lanes) for v in (total, w))
+        parts.append(call(builder, "llvm.x86.avx512.vpdpbusd.256", half, acc, spread_x, column))
+    return builder.shuffle_vector(*parts, ir.Constant(VI32, list(range(LANES))))
+
+
+def _dot2(builder: Builder, total: Value, x: Value, w: Value) -> Value:
+    """total[j] += sum of x[i] * w[2 j + i] over i < 2; x one int32 holding two bfloat16, w 16 such pairs."""
+    x = spread(builder, x)
+    if BFLOAT_DOT:
+        pairs = ir.VectorType(BF16, 2 * LANES)
+        x, w = builder.bitcast(x, pairs), builder.bitcast(w, pairs)
+        return call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", VF32, total, x, w)
+    for part in (lambda v: builder.shl(v, constant(VI32, 16)), lambda v: builder.and_(v, constant(VI32, -65536))):
+        total = fma(builder, builder.bitcast(part(x), VF32), builder.bitcast(part(w), VF32), total)
     return total
 
 
@@ -98,24 +129,26 @@ def _sums(
     builder: Builder, kind: types.Type, rows: list[Value], b: list[Value], b_step: Value, ahead: Value | None,
     depth: Value, start: list[Value],
 ) -> list[Value]:  # fmt: skip
-    """Sums, row by row, after `depth` steps of one k (of four for int8)."""
-    int8 = kind == BYTE
+    """Sums, row by row, after `depth` steps of one k (PAIR: two, BYTE: four)."""
+    several = {PAIR: (_dot2, VI32), BYTE: (_dot4, ir.VectorType(I8, 4 * LANES))}.get(kind)
 
     def step(k: Value, totals: list[Value]) -> list[Value]:
         at = builder.mul(k, b_step)
         for block in b if ahead is not None else []:
             fetch_line(builder, block, builder.add(at, ahead))
-        if int8:
-            columns = [load(builder, block, at, ir.VectorType(I8, 4 * LANES)) for block in b]
+        if several:
+            columns = [load(builder, block, at, several[1]) for block in b]
         else:
             columns = [_widen(builder, block, at, kind) for block in b]
         new: list[Value] = []
         for row in rows:
-            x = load(builder, row, builder.mul(k, constant(I64, 4)), I32 if int8 else F32)
+            x = load(builder, row, builder.mul(k, constant(I64, 4)), I32 if several else F32)
             for column in columns:
                 total = totals[len(new)]
                 new.append(
-                    _dot4(builder, total, x, column) if int8 else fma(builder, spread(builder, x), column, total)
+                    several[0](builder, total, x, column)
+                    if several
+                    else fma(builder, spread(builder, x), column, total)
                 )
         return new
 
@@ -174,7 +207,7 @@ def _mix(builder: Builder, kind: types.Type, rows: int, blocks: int, args: list[
 
 
 def _bytes(kind: types.Type) -> int:
-    return {FLOAT: 4, HALF: 2, BFLOAT: 2, BYTE: 1}[kind]
+    return {FLOAT: 4, HALF: 2, BFLOAT: 2}[kind]
 
 
 def _by_shape(builder: Builder, kind: types.Type, rows: Value, blocks: Value, emit: Any, args: list[Value]) -> None:
@@ -201,10 +234,7 @@ def put(typing: Any, kind: Any, at: Any, value: Any) -> Any:
         if kind == HALF:
             value = builder.fptrunc(value, F16)
         elif kind == BFLOAT:
-            bits = builder.bitcast(value, I32)
-            odd = builder.and_(builder.lshr(bits, constant(I32, 16)), constant(I32, 1))
-            bits = builder.add(bits, builder.add(odd, constant(I32, 0x7FFF)))
-            value = builder.trunc(builder.lshr(bits, constant(I32, 16)), I16)
+            value = round_bfloat(builder, value)
         store(builder, value, at, 0)
         return context.get_dummy_value()
 
@@ -243,7 +273,7 @@ def tile(
     All but `kind`, `rows`, `blocks`, `depth` and `add` are addresses, or distances in bytes. `kind` is any value of the
     type that stands for what `b` holds: addresses of MAX_BLOCKS blocks, in each 16 columns per k, `b_step` from k to k.
     What lies `ahead` of each is fetched for later. `blocks` is 1, 2 or 4; see MAX_SUMS.
-    int8: four k at once, `a` bytes + INT8_OFFSET, int32 sums begin at `start`, then times the two scales.
+    PAIR: two k at once. BYTE: four, `a` bytes + INT8_OFFSET, int32 sums begin at `start`, then times the two scales.
     """
 
     def generate(context: Any, builder: Builder, signature: Any, args: Any) -> Any:
