@@ -14,7 +14,6 @@ BIN := $(VENV)/bin
 # numpy < 2 is what the Python stub of the embedded server needs; naming it and torch every time keeps both in place.
 PINS := '$(TORCH_SPEC)' 'numpy<2'
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install
-TYPED := $(patsubst %,decode/%.py,types plan config page_pool radix kv_cache sequence policy scheduler engine driver clock)
 
 .PHONY: demo serve test check
 .DELETE_ON_ERROR:
@@ -32,7 +31,7 @@ test: $(VENV)/.dev
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy --strict $(TYPED) config_gen
+	$(BIN)/mypy --strict decode loadtest gapless observe config_gen builders
 
 $(VENV)/.made: scripts/make-venv.sh
 	@scripts/make-venv.sh $(VENV)

@@ -45,10 +45,10 @@ def engine_config(model: ModelConfig, options: ServiceOptions) -> EngineConfig:
 
 
 def build_executor(model_dir: Path, config: EngineConfig, options: ServiceOptions) -> TorchExecutor:
-    """Load the weights and warm up; takes seconds. Raises ConfigError when int8 weights cost too much accuracy."""
+    """Load the weights; takes seconds. Raises ConfigError when int8 weights cost too much accuracy."""
     if options.weights == "int8" and options.device == "cpu":  # the CUDA path refuses it
         gate(model_dir)
-    executor = TorchExecutor(
+    return TorchExecutor(
         model_dir,
         num_pages=config.num_pages,
         page_size=config.page_size,
@@ -56,8 +56,6 @@ def build_executor(model_dir: Path, config: EngineConfig, options: ServiceOption
         weights=options.weights,
         threads=options.threads or None,
     )
-    executor.warmup()
-    return executor
 
 
 def build_service(model_dir: Path, options: ServiceOptions) -> Service:

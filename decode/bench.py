@@ -150,14 +150,14 @@ def measure(
     Raises RuntimeError when a request does not give exactly the tokens it was asked for.
     """
     engine, sink = TimedEngine(config), _Events()
-    before = dict(getattr(executor, "profile", {}))
+    before = dict(executor.profile)
     _reset_peak_rss()
     begin = time.perf_counter()
     source = _Arrivals(workload.requests, rate)
     driver = Driver(engine, executor, WallClock(), source, sink)
     driver.run()
     run = Run(seconds=time.perf_counter() - begin, peak_rss=_peak_rss())
-    run.step_seconds = {name: value - before[name] for name, value in getattr(executor, "profile", {}).items()}
+    run.step_seconds = {name: value - before[name] for name, value in executor.profile.items()}
     run.step_seconds["scheduling"] = engine.scheduling
     stats = engine.stats()
     run.steps, run.preemptions, run.cached_tokens = stats.steps, stats.preemptions, stats.prefix_hit_tokens

@@ -30,7 +30,6 @@ class Stats:
     prompt_tokens: int
     prefix_hit_tokens: int
     output_tokens: int
-    rejected: dict[str, int]
     steps: int
 
 
@@ -48,7 +47,6 @@ class Engine:
         self._number = 0
         self._steps = 0
         self._prompt_tokens = self._hit_tokens = self._output_tokens = 0
-        self._rejected = {reason.value: 0 for reason in RejectReason}
 
     @property
     def idle(self) -> bool:
@@ -116,7 +114,6 @@ class Engine:
             prompt_tokens=self._prompt_tokens,
             prefix_hit_tokens=self._hit_tokens,
             output_tokens=self._output_tokens,
-            rejected=dict(self._rejected),
             steps=self._steps,
         )
 
@@ -186,7 +183,6 @@ class Engine:
         self._reject(sequence.request.id, reason, message, now)
 
     def _reject(self, request_id: str, reason: RejectReason, message: str, now: int) -> None:
-        self._rejected[reason.value] += 1
         self._events.append(Rejected(request_id, reason, message, now))
 
     def _finish(self, sequence: Sequence, reason: FinishReason, now: int, message: str = "") -> None:

@@ -49,6 +49,7 @@ class _Replay:
         self._clock = clock
         self._at = 0
         self.events: list[Event] = []
+        self.profile: dict[str, float] = {}
         clock.advance_to(self._records[0].now if self._records else 0)
 
     def due(self, now: int) -> Sequence[Input]:

@@ -141,7 +141,7 @@ def execute(run: Run) -> dict[str, object]:
     if run.closed_users:
         beside.append(gevent.spawn(end_burst, run))
     run.runner.start(sum(user.fixed_count for user in run.environment.user_classes), spawn_rate=100)
-    run.runner.spawning_greenlet.join()
+    gevent.joinall([run.runner.spawning_greenlet])
     run.runner.user_greenlets.join()
     wall = run.now()
     gevent.killall(beside)

@@ -324,7 +324,7 @@ def test_queue_timeout_fires_at_the_step_whatever_runs() -> None:
     assert isinstance(end, Rejected) and end.reason is RejectReason.QUEUE_TIMEOUT
     assert end.time == 11_000_000  # steps take 1 ms, and it came at 1 ms: exact to the step
     text = "waited 0.010 s in the queue of tier default: retry later or raise its queue_timeout"
-    assert end.message == text and bench.engine.stats().rejected["queue_timeout"] == 1
+    assert end.message == text
     assert len(bench.output("blocker")) == 60
 
 

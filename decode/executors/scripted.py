@@ -13,6 +13,7 @@ class ScriptedExecutor:
     def __init__(self, token: Callable[[Chunk], int], elapsed: Callable[[StepPlan], int] = lambda plan: 0) -> None:
         self._token = token
         self._elapsed = elapsed
+        self.profile: dict[str, float] = {}
 
     def execute(self, plan: StepPlan) -> StepResult:
         tokens = tuple(self._token(c) if c.draw is not None else None for c in plan.chunks)

@@ -7,7 +7,7 @@ Must not know models, pages or weights.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import llvmlite.binding as llvm
 from llvmlite import ir
@@ -35,14 +35,15 @@ class _Bfloat(ir.Type):
 
 
 BF16 = _Bfloat()
-Builder = ir.IRBuilder
+Builder: TypeAlias = ir.IRBuilder
 Value = Any  # a value in LLVM code under construction
 
 
 def _features() -> set[str]:
     """Features of the CPU that numba compiles for: the host, unless NUMBA_CPU_FEATURES says otherwise."""
-    if config.CPU_FEATURES is not None:
-        return {f[1:] for f in config.CPU_FEATURES.split(",") if f.startswith("+")}
+    asked: str | None = config.CPU_FEATURES  # type: ignore[attr-defined]
+    if asked is not None:
+        return {f[1:] for f in asked.split(",") if f.startswith("+")}
     return {name for name, present in llvm.get_host_cpu_features().items() if present}
 
 
@@ -329,17 +330,6 @@ def read_shared(typing: Any, at: Any) -> Any:
         return builder.load_atomic(builder.inttoptr(args[0], I64.as_pointer()), "acquire", 8)
 
     return types.int64(types.int64), generate
-
-
-@intrinsic
-def write_shared(typing: Any, at: Any, value: Any) -> Any:
-    """Set the int64 at address `at`; all that was written before is seen by who reads it."""
-
-    def generate(context: Any, builder: Builder, signature: Any, args: Any) -> Any:
-        builder.store_atomic(args[1], builder.inttoptr(args[0], I64.as_pointer()), "release", 8)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), generate
 
 
 @intrinsic

@@ -207,7 +207,7 @@ def _mix(builder: Builder, kind: types.Type, rows: int, blocks: int, args: list[
 
 
 def _bytes(kind: types.Type) -> int:
-    return {FLOAT: 4, HALF: 2, BFLOAT: 2}[kind]
+    return 4 if kind == FLOAT else 2
 
 
 def _by_shape(builder: Builder, kind: types.Type, rows: Value, blocks: Value, emit: Any, args: list[Value]) -> None:

@@ -55,9 +55,6 @@ class TorchExecutor:
         """Bytes of the weights as they are held."""
         return self._model.weights_bytes
 
-    def warmup(self) -> None:
-        """Nothing to compile."""
-
     def logits(self, plan: StepPlan) -> torch.Tensor:
         """Run one step without drawing: float32 logits [draws, vocab] in chunk order, valid until the next step."""
         self._model.copy(plan.copies)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
 import torch
 from safetensors import safe_open
@@ -63,7 +63,7 @@ class _Shards:
         index = model_dir / "model.safetensors.index.json"
         names = sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.exists() else None
         self._dtype = dtype
-        self._where = {}
+        self._where: dict[str, tuple[Any, Path]] = {}
         for name in names or ["model.safetensors"]:
             path = model_dir / name
             if not path.exists():
@@ -76,7 +76,7 @@ class _Shards:
         if name not in self._where:
             raise WeightsError(f"{self._dir}: tensor {name} is missing")
         shard, path = self._where[name]
-        tensor = shard.get_tensor(name)
+        tensor: torch.Tensor = shard.get_tensor(name)
         if tuple(tensor.shape) != shape:
             raise WeightsError(f"{path}: tensor {name} is {tuple(tensor.shape)}, config.json asks for {shape}")
         return tensor.to(self._dtype)

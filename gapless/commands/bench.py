@@ -40,7 +40,7 @@ def engine(
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N.")] = "cpu",
     threads: Annotated[int, typer.Option(help="0 = all cores.")] = 0,
     max_num_batched_tokens: Annotated[int, typer.Option()] = 256,
-    kv_cache_memory: Annotated[int, typer.Option(help="MiB of KV pages (CPU).")] = 2048,
+    kv_cache_memory: Annotated[str, typer.Option(help="Memory of KV pages (CPU), as 512MiB or 2GiB.")] = "2GiB",
     limit: Annotated[int | None, typer.Option(help="Only the first N requests.", min=1)] = None,
     rate: Annotated[float | None, typer.Option(help="Poisson arrivals per second; default: all at once.")] = None,
     repeat: Annotated[int, typer.Option(help="Runs of each alternative, taken in turn.", min=1)] = 3,
@@ -53,11 +53,13 @@ def engine(
     check_outputs(json=json_file)
     work = bench.Workload.read(workload, limit)
     numbers = _numbers("concurrency", concurrency)
-    base = ServiceOptions(
-        device=device,
-        threads=threads,
-        max_num_batched_tokens=max_num_batched_tokens,
-        kv_cache_memory=kv_cache_memory * 2**20,
+    base = ServiceOptions.from_parameters(
+        {
+            "device": device,
+            "threads": str(threads),
+            "max_num_batched_tokens": str(max_num_batched_tokens),
+            "kv_cache_memory": kv_cache_memory,
+        }
     )
     cases = [
         replace(base, mode=m, max_num_seqs=c, prefix_cache=p == "on", weights=w)

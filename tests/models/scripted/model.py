@@ -24,6 +24,7 @@ TIERS = (TierConfig("interactive"), TierConfig("batch", max_queue=2))
 class ScriptedExecutor:
     def __init__(self, step_seconds: float) -> None:
         self._seconds = step_seconds
+        self.profile: dict[str, float] = {}
 
     def execute(self, plan: StepPlan) -> StepResult:
         prompts = [token for chunk in plan.chunks for token in chunk.tokens]
