@@ -518,7 +518,6 @@ def test_stats_count_what_happened() -> None:
         prompt_tokens=11,
         prefix_hit_tokens=4,
         output_tokens=2,
-        rejected={**dict.fromkeys(RejectReason, 0), "queue_full": 1},
         steps=1,
     )
     bench.run()
