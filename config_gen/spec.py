@@ -54,12 +54,18 @@ class Hardware(Section):
 
 
 class Tier(Section):
-    """A traffic class. `queue_timeout` in ns; None means without end, and `max_queue` None without bound."""
+    """A traffic class. `queue_timeout` in ns; None means without end, and `max_queue` None without bound.
+
+    It starts requests only while the load by other tiers is below `idle_below`, and runs at most `max_long` of those
+    with more than `long_tokens` tokens (prompt and asked output) at once.
+    """
 
     weight: Count = 1
     queue_timeout: Duration | None = None
     max_queue: Count | None = None
     idle_below: Share | None = None
+    max_long: Count | None = None
+    long_tokens: Count | None = None
 
 
 class Targets(Section):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 Mode = Literal["serial", "static", "continuous"]
+Policy = Literal["weighted", "priority", "fcfs"]
 NS = 1_000_000_000
 
 
@@ -24,9 +25,27 @@ class TierConfig:
 
     name: str
     queue_timeout: int | None = None  # ns a request may wait before it first runs; None = for ever
+    weight: float = 1.0  # share of the service while several tiers have requests waiting
+    # Targets in ns. `ttft` orders prompts, `itl` bounds the predicted time of steps in which the tier decodes.
+    ttft: int | None = None
+    itl: int | None = None
+    idle_below: float | None = None  # starts only while the load by other tiers is below this share; None = any time
+    max_long: int | None = None  # sequences above `long_tokens` (prompt + max_tokens) that run at once; None = all
+    long_tokens: int = 2048
     # Requests that may wait beyond those for which a slot is free (a burst between two steps takes the free slots
     # first); None = no bound.
     max_queue: int | None = None
+
+    def __post_init__(self) -> None:
+        where = f"tiers.{self.name}"
+        if not 0 < self.weight < float("inf"):
+            raise ConfigError(f"{where}.weight: {self.weight} is not allowed; a number > 0")
+        if self.idle_below is not None and not 0 < self.idle_below <= 1:
+            raise ConfigError(f"{where}.idle_below: {self.idle_below} is not allowed; a share in (0, 1]")
+        for field in ("queue_timeout", "ttft", "itl", "max_long", "long_tokens"):
+            value = getattr(self, field)
+            if value is not None and value < 1:
+                raise ConfigError(f"{where}.{field}: {value} is not allowed; an integer >= 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +60,15 @@ class EngineConfig:
     watermark: float = 0.01  # share of pages kept free when a new sequence is admitted
     prefix_cache: bool = True
     mode: Mode = "continuous"
-    tiers: tuple[TierConfig, ...] = (TierConfig("default"),)
+    # Who goes first among tiers. weighted: by weights, see accounts.py. priority: in the order of `tiers`, absolutely.
+    # fcfs: by arrival alone. The last two are there to be compared with.
+    policy: Policy = "weighted"
+    prefill_cost: float = 1.0  # service that one computed prompt token counts for
+    decode_cost: float = 1.0  # and one output token
+    min_prefill_tokens: int = 32  # prompts go on by this much a step, however tight the ITL targets
+    max_preemptions: int = 3  # of one request
+    early_refusal: bool = False  # refuse at once when the predicted wait is over the tier's queue_timeout
+    tiers: tuple[TierConfig, ...] = (TierConfig("default"),)  # the first goes before the last
     eos_token_ids: tuple[int, ...] = ()
     vocab_size: int | None = None  # prompts with ids beyond it are refused
 
@@ -58,6 +85,13 @@ class EngineConfig:
             raise ConfigError(f"watermark: {self.watermark} is not allowed; a share in [0, 1)")
         if self.mode not in get_args(Mode):
             raise ConfigError(f"mode: {self.mode!r} is not allowed; one of {', '.join(get_args(Mode))}")
+        if self.policy not in get_args(Policy):
+            raise ConfigError(f"policy: {self.policy!r} is not allowed; one of {', '.join(get_args(Policy))}")
+        for field in ("prefill_cost", "decode_cost"):
+            if not 0 < getattr(self, field) < float("inf"):
+                raise ConfigError(f"{field}: {getattr(self, field)} is not allowed; a number > 0")
+        if self.max_preemptions < 0 or self.min_prefill_tokens < 1:
+            raise ConfigError("max_preemptions and min_prefill_tokens: at least 0 and 1 are allowed")
         names = [t.name for t in self.tiers]
         if not names or len(set(names)) != len(names):
             raise ConfigError(f"tiers: {names} is not allowed; at least one, each name once")

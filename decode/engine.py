@@ -41,6 +41,7 @@ class Engine:
         self.cache = KVCache(config.num_pages, config.page_size, config.prefix_cache)
         self.scheduler = Scheduler(config, self.cache)
         self._tiers: dict[str, TierConfig] = {t.name: t for t in config.tiers}
+        self._ranks = {t.name: 0 if config.policy == "fcfs" else rank for rank, t in enumerate(config.tiers)}
         self._eos = frozenset(config.eos_token_ids)
         self._sequences: dict[str, Sequence] = {}
         self._events: list[Event] = []
@@ -64,11 +65,11 @@ class Engine:
     def plan(self, now: int) -> StepPlan | None:
         """The next step, or None when nothing can be done until more arrives. Must be committed or failed next."""
         for sequence in self.scheduler.expired(now):
-            tier = self._tiers[sequence.request.tier]
+            tier = sequence.tier
             waited = (now - sequence.arrival) / 1e9
             text = f"waited {waited:.3f} s in the queue of tier {tier.name}: retry later or raise its queue_timeout"
             self._drop_waiting(sequence, RejectReason.QUEUE_TIMEOUT, text, now)
-        plan = self.scheduler.plan(self._steps)
+        plan = self.scheduler.plan(self._steps, now)
         for sequence in self.scheduler.started:
             self._prompt_tokens += sequence.prompt_len
             self._hit_tokens += sequence.cached
@@ -79,6 +80,7 @@ class Engine:
 
     def commit(self, plan: StepPlan, result: StepResult, now: int) -> None:
         """Take the result of the plan made last."""
+        self.scheduler.executed(result.elapsed, now)
         emit, logprobs = self._events.append, result.logprobs or (None,) * len(plan.chunks)
         for sequence, token, extra in zip(self.scheduler.planned, result.tokens, logprobs, strict=True):
             if token is None:
@@ -132,9 +134,7 @@ class Engine:
         params = request.sampling
         limit = min(len(request.prompt) + params.max_tokens, self.config.max_model_len)
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
-        sequence = Sequence(self._number, request, now, limit, stop_ids)
-        if tier.queue_timeout is not None:
-            sequence.deadline = now + tier.queue_timeout
+        sequence = Sequence(self._number, request, now, limit, stop_ids, tier, self._ranks[tier.name])
         self._number += 1
         self._sequences[request.id] = sequence
         self.scheduler.add(sequence)
@@ -160,11 +160,17 @@ class Engine:
             wish = f"prompt of {length} tokens plus max_tokens {request.sampling.max_tokens}"
             return invalid, f"{wish} needs {most} KV positions; the whole cache holds {room}: lower max_tokens"
         free = policy.free_slots(config, len(self.scheduler.running))
-        if tier.max_queue is not None and self.scheduler.waiting(tier.name) >= tier.max_queue + free:
-            return (
-                RejectReason.QUEUE_FULL,
-                f"queue of tier {tier.name} is full ({tier.max_queue}): retry later or raise max_queue",
+        waiting, wait = self.scheduler.waiting(tier.name), self.scheduler.predicted_wait(tier.name)
+        later = "later" if wait is None else f"in about {wait / 1e9:.1f} s"
+        if tier.max_queue is not None and waiting >= tier.max_queue + free:
+            text = f"queue of tier {tier.name} is full ({tier.max_queue}): retry {later} or raise max_queue"
+            return RejectReason.QUEUE_FULL, text
+        if config.early_refusal and wait is not None and tier.queue_timeout is not None and wait > tier.queue_timeout:
+            text = (
+                f"{waiting} requests wait in the queue of tier {tier.name}, about {wait / 1e9:.1f} s, and its "
+                f"queue_timeout is {tier.queue_timeout / 1e9:g} s: retry {later} or raise it"
             )
+            return RejectReason.QUEUE_TIMEOUT, text
         return None
 
     def _cancel(self, request_id: str, reason: FinishReason, now: int) -> None:

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, fields
 from typing import Any, get_args
 
-from decode.config import NS, ConfigError, Mode, TierConfig
+from decode.config import ConfigError, Mode, Policy, TierConfig
 from decode.executors.model_config import Precision
 
 _COUNT = re.compile(r"[0-9]{1,18}")
@@ -31,6 +31,10 @@ class ServiceOptions:
     watermark: float = 0.01
     prefix_cache: bool = True
     mode: Mode = "continuous"
+    policy: Policy = "weighted"
+    min_prefill_tokens: int = 32
+    max_preemptions: int = 3
+    early_refusal: bool = False
     weights: Precision = "fp32"
     device: str = "cpu"
     threads: int = 0  # 0 = all cores
@@ -68,6 +72,12 @@ def _refuse(name: str, text: str, allowed: str) -> ConfigError:
 def _count(name: str, text: str) -> int:
     if not _COUNT.fullmatch(text) or int(text) < 1:
         raise _refuse(name, text, "a whole number >= 1")
+    return int(text)
+
+
+def _natural(name: str, text: str) -> int:
+    if not _COUNT.fullmatch(text):
+        raise _refuse(name, text, "a whole number >= 0")
     return int(text)
 
 
@@ -116,8 +126,8 @@ def _device(name: str, text: str) -> str:
 
 
 def _tiers(name: str, text: str) -> tuple[TierConfig, ...]:
-    """`{"interactive": {"queue_timeout_ms": 2000, "max_queue": 64}, "api": {}}`; order is kept."""
-    allowed = 'a JSON object of tiers, such as {"interactive": {"queue_timeout_ms": 2000, "max_queue": 64}}'
+    """`{"interactive": {"weight": 8, "queue_timeout_ms": 2000}, "batch": {"idle_below": 0.4}}`; the first goes first."""
+    allowed = 'a JSON object of tiers, such as {"interactive": {"weight": 8, "queue_timeout_ms": 2000}}'
     try:
         raw = json.loads(text)
     except ValueError:
@@ -127,18 +137,32 @@ def _tiers(name: str, text: str) -> tuple[TierConfig, ...]:
     return tuple(_tier(f"{name}.{tier}", values) for tier, values in raw.items())
 
 
+# Keys of a tier: its field, the factor from the key's unit to the field's, whether it must be whole.
+_TIER_KEYS = {
+    "weight": ("weight", 1, False),
+    "queue_timeout_ms": ("queue_timeout", 1_000_000, True),
+    "max_queue": ("max_queue", 1, True),
+    "ttft_ms": ("ttft", 1_000_000, True),
+    "itl_ms": ("itl", 1_000_000, True),
+    "idle_below": ("idle_below", 1, False),
+    "max_long": ("max_long", 1, True),
+    "long_tokens": ("long_tokens", 1, True),
+}
+
+
 def _tier(path: str, values: object) -> TierConfig:
-    if not isinstance(values, dict) or set(values) - {"queue_timeout_ms", "max_queue"}:
-        raise _refuse(path, json.dumps(values), "an object with queue_timeout_ms and max_queue, both optional")
-    for key, value in values.items():  # 0 is refused: it would turn every request away, where others mean "no limit"
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    if not isinstance(values, dict) or set(values) - set(_TIER_KEYS):
+        raise _refuse(path, json.dumps(values), f"an object with any of {', '.join(_TIER_KEYS)}")
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        field, factor, whole = _TIER_KEYS[key]
+        # 0 is refused: it would turn every request away, where others mean "no limit"
+        if whole and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise _refuse(f"{path}.{key}", json.dumps(value), "a whole number >= 1; leave it out for no limit")
-    timeout = values.get("queue_timeout_ms")
-    return TierConfig(
-        path.partition(".")[2],
-        queue_timeout=None if timeout is None else timeout * NS // 1000,
-        max_queue=values.get("max_queue"),
-    )
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise _refuse(f"{path}.{key}", json.dumps(value), "a number")
+        found[field] = value * factor
+    return TierConfig(path.partition(".")[2], **found)
 
 
 _PARSERS: dict[str, Any] = {
@@ -147,6 +171,9 @@ _PARSERS: dict[str, Any] = {
     "watermark": _share,
     "prefix_cache": _flag,
     "mode": _one_of(*get_args(Mode)),
+    "policy": _one_of(*get_args(Policy)),
+    "early_refusal": _flag,
+    "max_preemptions": _natural,
     "weights": _one_of(*get_args(Precision)),
     "device": _device,
     "threads": _threads,

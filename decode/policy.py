@@ -1,25 +1,84 @@
-"""Who goes next, who gives way: pure functions over a snapshot, no state of their own.
-
-First come, first served for now; weighted tiers change these functions, not the scheduler.
-"""
+"""Who goes next, who gives way, how much goes into a step: pure functions over a snapshot, no state of their own."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
+from decode.accounts import Accounts
 from decode.config import EngineConfig
 from decode.sequence import Sequence
+from decode.step_time import StepTime, Work
+
+MARGIN = 0.9  # share of an ITL target that a step may take by prediction; the rest is for its error and the way out
+PATIENCE = 8  # steps of full budget that a tier may be owed before it stops waiting for gaps and for higher tiers
 
 
-def next_to_start(heads: Iterable[Sequence]) -> Sequence | None:
-    """Which of the waiting sequences at the head of their queues starts first: the earliest arrival."""
-    return min(heads, key=lambda s: s.key, default=None)
+def next_prompt(config: EngineConfig, accounts: Accounts, candidates: Iterable[Sequence]) -> Sequence | None:
+    """Which prompt goes on, or starts: one candidate for each tier.
+
+    weighted: the tier with the least virtual time; among tiers less than a step of service behind it, the prompt whose
+    first token is due first, then the higher tier.
+    """
+    offers = list(candidates)
+    if len(offers) < 2:
+        return offers[0] if offers else None
+    if config.policy != "weighted":
+        return min(offers, key=lambda s: s.key)
+    step = config.max_num_batched_tokens * config.prefill_cost
+    least = min(accounts.time(s.tier.name) for s in offers)
+    close = [s for s in offers if (accounts.time(s.tier.name) - least) * s.tier.weight <= step]
+    return min(close, key=lambda s: (s.due, accounts.time(s.tier.name), s.key))
 
 
-def victim(running: Seq[Sequence]) -> int:
-    """Index of the sequence to preempt when pages are short: the latest arrival, which has waited least."""
-    return max(range(len(running)), key=lambda i: running[i].key)
+def may_evict(config: EngineConfig, accounts: Accounts, starter: Sequence, runner: Sequence) -> bool:
+    """Whether `runner` gives way so that `starter` can start: it is of a lower tier, and would start after it.
+
+    Equals never evict each other, and nobody is evicted more than `max_preemptions` times.
+    """
+    if runner.rank <= starter.rank or runner.preemptions >= config.max_preemptions:
+        return False
+    return next_prompt(config, accounts, (runner, starter)) is starter
+
+
+def cheapest_first(runners: Iterable[Sequence]) -> list[Sequence]:
+    """In the order in which they give way: lowest tier, then least work lost, then the latest arrival."""
+    return sorted(runners, key=lambda s: (-s.rank, s.computed, -s.arrival, -s.number))
+
+
+def victim(config: EngineConfig, running: Seq[Sequence]) -> Sequence | None:
+    """Who gives way when decoding is short of pages: lowest tier, latest arrival, not preempted too often before."""
+    allowed = [s for s in running if s.preemptions < config.max_preemptions]
+    return max(allowed, key=lambda s: s.key, default=None)
+
+
+def gap(config: EngineConfig, load: float, owed: float, idle_below: float | None) -> bool:
+    """Whether a tier may start now: the load by others leaves a gap, or it has waited too long for one."""
+    if idle_below is None or config.policy != "weighted" or load < idle_below:
+        return True
+    return owed > PATIENCE * config.max_num_batched_tokens
+
+
+def stopped_by(config: EngineConfig, blocked: Sequence, owed: float) -> int:
+    """From which rank on nobody starts in a step in which `blocked`, whose turn it was, found no pages.
+
+    Pages that come free are for it. Higher tiers may still pass, until its tier is owed too much.
+    """
+    return 0 if owed > PATIENCE * config.max_num_batched_tokens else blocked.rank
+
+
+def itl_limit(decoding: Iterable[Sequence]) -> float | None:
+    """Most ns that a step may take by prediction so that every sequence decoding in it keeps its ITL target."""
+    targets = [s.tier.itl for s in decoding if s.tier.itl is not None]
+    return MARGIN * min(targets) if targets else None
+
+
+def prompt_budget(config: EngineConfig, times: StepTime, work: Work, limit: float | None, context: int) -> int:
+    """Prompt tokens that fit a step which already has `work`; `context` is a guess of what each of them attends to."""
+    most = config.max_num_batched_tokens - work.decodes
+    if limit is None or most <= 0 or config.policy != "weighted":
+        return max(0, most)
+    return min(most, max(config.min_prefill_tokens, times.prefill_within(limit, work, context, most)))
 
 
 def chunk(remaining: int, budget: int) -> int:

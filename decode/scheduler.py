@@ -1,26 +1,28 @@
 """Builds the plan of each step: which sequences, how many tokens of each, on which pages.
 
-Owns the waiting queues and the running list. Order and choice are `policy`'s, pages are `kv_cache`'s; must not know
-what tokens mean, why a sequence ends, or what a step costs.
+Owns the waiting queues, the running list and the tiers' accounts. Order and choice are `policy`'s, pages are
+`kv_cache`'s; must not know what tokens mean or why a sequence ends.
 
-A step serves, in this order: one token for every decoding sequence, then prompts that are under way, then new ones, as
-far as `max_num_batched_tokens` goes. A sequence is admitted only with pages for all of its tokens so far, so only
-decoding can run short of pages; then the latest arrival that is not in this step yet is preempted (recomputed later).
+A step is built in this order: lower tiers give way to the next prompt of a higher one that lacks a slot or pages; one
+token for every decoding sequence; prompts under way and new ones, in the order of policy, as far as the budget goes. A
+sequence is admitted only with pages for all of its tokens so far, so only decoding can run short of pages; one that was
+preempted as often as is allowed comes back with pages for all it can ever hold.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from collections import OrderedDict
 from itertools import chain
 
 from decode import policy
+from decode.accounts import Accounts
 from decode.config import EngineConfig
-from decode.kv_cache import KVCache
+from decode.kv_cache import KVCache, Match
+from decode.load import Load, Pace
 from decode.plan import Chunk, Copy, Draw, StepPlan
+from decode.queues import Queue
 from decode.sequence import Sequence
-
-Queue = OrderedDict[int, Sequence]
+from decode.step_time import StepTime, Work
 
 
 class Scheduler:
@@ -29,74 +31,159 @@ class Scheduler:
     def __init__(self, config: EngineConfig, cache: KVCache) -> None:
         self.config = config
         self.cache = cache
+        self.times = StepTime()
         self.running: list[Sequence] = []  # sorted by Sequence.key
         self.planned: list[Sequence] = []  # parallel to the last plan's chunks
         self.started: list[Sequence] = []  # first admitted by the last plan
         self.preemptions = 0
-        self._fresh: dict[str, Queue] = {t.name: OrderedDict() for t in config.tiers}
-        self._preempted: dict[str, Queue] = {t.name: OrderedDict() for t in config.tiers}
+        self.accounts = Accounts({t.name: t.weight for t in config.tiers})
+        self._load = Load()
+        self._queues = {t.name: Queue() for t in config.tiers}
+        self._gated = [t for t in config.tiers if t.idle_below is not None]
+        self._max_long = {t.name: t.max_long for t in config.tiers}
+        self._paces = {t.name: Pace() for t in config.tiers}
+        self._service: dict[str, float] = {}  # by tier, of the step being built
+        self._work = Work(0, 0, 0, 0)
 
     def waiting(self, tier: str) -> int:
         """Requests of a tier that wait for pages or a slot, preempted ones included."""
-        return len(self._fresh[tier]) + len(self._preempted[tier])
+        return len(self._queues[tier])
 
     def add(self, sequence: Sequence) -> None:
-        self._fresh[sequence.request.tier][sequence.number] = sequence
+        queue = self._queues[sequence.tier.name]
+        if not len(queue):
+            self.accounts.arrive(sequence.tier.name)
+        queue.add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence in whatever state; its pages are released."""
-        if sequence.lease is not None:
-            self.cache.release(sequence.lease)
-            sequence.lease = None
-            self.running.remove(sequence)
+        if sequence.lease is None:
+            self._queues[sequence.tier.name].remove(sequence)
             return
-        tier = sequence.request.tier
-        if self._fresh[tier].pop(sequence.number, None) is None:
-            del self._preempted[tier][sequence.number]
+        self.cache.release(sequence.lease)
+        sequence.lease = None
+        self.running.remove(sequence)
 
     def expired(self, now: int) -> list[Sequence]:
-        """Waiting sequences whose deadline to start has come. Within a tier deadlines follow arrivals."""
-        late = []
-        for queue in self._fresh.values():
-            for sequence in queue.values():
-                if sequence.deadline is None or sequence.deadline > now:
-                    break
-                late.append(sequence)
-        return late
+        """Waiting sequences whose deadline to start has come."""
+        return [sequence for queue in self._queues.values() for sequence in queue.expired(now)]
 
-    def plan(self, step: int) -> StepPlan | None:
+    def predicted_wait(self, tier: str) -> int | None:
+        """ns that a request of a tier would wait if it came now, None when nothing is known."""
+        interval = self._paces[tier].interval
+        return None if interval is None else int(interval * self.waiting(tier))
+
+    def plan(self, step: int, now: int) -> StepPlan | None:
         """The next step, or None when there is nothing to do."""
-        self.planned, self.started = [], []
+        self.planned, self.started, self._service = [], [], {}
+        self.accounts.settle([name for name, queue in self._queues.items() if len(queue)])
         chunks: list[Chunk] = []
         copies: list[Copy] = []
-        short = self._plan_decodes(step, chunks)
-        budget = self.config.max_num_batched_tokens - len(chunks)
-        if budget > 0:
-            budget = self._plan_prompts(step, chunks, budget)
-        if not short:
-            self._admit(step, chunks, copies, budget)
+        closed = self._closed(now)
+        self._make_way(step, closed)
+        limit, short = self._plan_decodes(step, chunks)
+        budget = policy.prompt_budget(self.config, self.times, self._work, limit, self._context())
+        self._plan_prompts(step, chunks, copies, budget, frozenset(self._queues) if short else closed)
+        for name in {s.tier.name for s in self.started}:
+            self._paces[name].started(now, sum(s.tier.name == name for s in self.started), self.waiting(name))
         return StepPlan(step, tuple(chunks), tuple(copies)) if chunks else None
+
+    def executed(self, elapsed: int, now: int) -> None:
+        """The planned step took `elapsed` ns and ended now."""
+        self.times.learn(self._work, elapsed)
+        self._load.add(now, elapsed, self._service)
 
     def check(self) -> None:
         """Raise AssertionError unless queues, leases and pages agree."""
         self.cache.check([s.lease for s in self.running if s.lease is not None])
         assert all(s.lease is not None for s in self.running), "a running sequence holds no pages"
         assert self.running == sorted(self.running, key=lambda s: s.key), "running out of order"
-        for sequence in self._waiting():
+        for sequence in chain.from_iterable(self._queues.values()):
             assert sequence.lease is None and sequence.computed == 0, "a waiting sequence holds pages"
         for sequence in self.running:
             assert sequence.lease is not None
             assert len(sequence.lease.table) >= self.cache.pages_for(sequence.computed), "KV without a page"
+            assert sequence.preemptions <= self.config.max_preemptions, "preempted too often"
 
-    def _waiting(self) -> chain[Sequence]:
-        queues = chain(self._preempted.values(), self._fresh.values())
-        return chain.from_iterable(q.values() for q in queues)
+    # --- who may start ---
 
-    def _plan_decodes(self, step: int, chunks: list[Chunk]) -> bool:
-        """One token for every decoding sequence. Returns whether pages were short."""
+    def _closed(self, now: int) -> frozenset[str]:
+        """Tiers that start nothing in this step, for the load by others leaves no gap."""
+        closed = []
+        gated = [tier for tier in self._gated if len(self._queues[tier.name])]
+        active = {name for name, queue in self._queues.items() if len(queue)}
+        active |= {s.tier.name for s in self.running} if gated else set()
+        for tier in gated:
+            others = active - {tier.name}
+            if not others:
+                continue
+            load = max(self._load.others(tier.name, now), self._pages_of_others(tier.name))
+            if not policy.gap(self.config, load, self.accounts.owed(tier.name, others), tier.idle_below):
+                closed.append(tier.name)
+        return frozenset(closed)
+
+    def _pages_of_others(self, tier: str) -> float:
+        held = sum(len(s.lease.private) for s in self.running if s.lease is not None and s.tier.name != tier)
+        return held / self.config.num_pages
+
+    def _head(self, tier: str) -> Sequence | None:
+        """Who of a tier starts next."""
+        queue = self._queues[tier]
+        most = self._max_long[tier]
+        return queue.head(most is None or sum(s.long and s.tier.name == tier for s in self.running) < most)
+
+    def _heads(self, closed: frozenset[str]) -> list[Sequence]:
+        heads = [self._head(name) for name, queue in self._queues.items() if len(queue) and name not in closed]
+        return [head for head in heads if head is not None]
+
+    def _make_way(self, step: int, closed: frozenset[str]) -> None:
+        """Preempt sequences of lower tiers, if that lets the next prompt in line start."""
+        if self.config.mode != "continuous" or not self.running or self.running[-1].rank == 0:
+            return
+        starter = policy.next_prompt(self.config, self.accounts, self._heads(closed))
+        if starter is None:
+            return
+        match, need = self._match(starter, step)
+        losers: list[Sequence] = []
+        candidates = [s for s in self.running if policy.may_evict(self.config, self.accounts, starter, s)]
+        slots, freed = policy.free_slots(self.config, len(self.running)), 0
+        for loser in policy.cheapest_first(candidates):
+            if slots > 0 and self.cache.fits(match, need, self.config.watermark_pages - freed):
+                break
+            losers.append(loser)
+            assert loser.lease is not None
+            slots, freed = slots + 1, freed + len(loser.lease.private)
+        if slots > 0 and self.cache.fits(match, need, self.config.watermark_pages - freed):
+            for loser in losers:
+                self._preempt(loser)
+
+    def _match(self, sequence: Sequence, step: int) -> tuple[Match, int]:
+        """What of a waiting sequence is cached, and how many positions its lease must cover."""
+        last = sequence.preemptions >= self.config.max_preemptions
+        return self.cache.match(tuple(sequence.tokens), step), sequence.limit if last else len(sequence.tokens)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Back to its tier's queue, without pages; published ones may still be there when it returns."""
+        queue = self._queues[sequence.tier.name]
+        assert sequence.lease is not None
+        self.cache.release(sequence.lease)
+        sequence.lease = None
+        self.running.remove(sequence)
+        sequence.computed = 0
+        sequence.preemptions += 1
+        self.preemptions += 1
+        queue.put_back(sequence)
+
+    # --- decoding ---
+
+    def _plan_decodes(self, step: int, chunks: list[Chunk]) -> tuple[float | None, bool]:
+        """One token for every decoding sequence. Returns how long the step may take, and whether pages were short."""
+        pending = [s for s in self.running if len(s.tokens) - s.computed == 1]
+        limit = policy.itl_limit(pending)
+        if limit is not None and self._gated:
+            pending = self._paused(pending, limit)
         short = False
         page_size, cache = self.cache.page_size, self.cache
-        pending = [s for s in self.running if len(s.tokens) - s.computed == 1]
         for sequence in pending:
             lease = sequence.lease
             if lease is None:
@@ -107,7 +194,18 @@ class Scheduler:
                 if not self._make_room(sequence, need):
                     continue
             chunks.append(self._chunk(sequence, 1, step))
-        return short
+        self._work = Work(0, len(chunks), sum(s.computed for s in self.planned), 0)
+        return limit, short
+
+    def _paused(self, pending: list[Sequence], limit: float) -> list[Sequence]:
+        """Leave out sequences of gap tiers, last first, that would make the step too long; they keep their pages."""
+        kept = list(pending)
+        context = sum(len(s.tokens) for s in kept)
+        while kept and kept[-1].tier.idle_below is not None:
+            if self.times.predict(Work(0, len(kept), context, 0)) <= limit:
+                break
+            context -= len(kept.pop().tokens)
+        return kept
 
     def _make_room(self, sequence: Sequence, need: int) -> bool:
         """Preempt until `sequence` can hold `need` positions; False when it had to give way itself."""
@@ -115,72 +213,63 @@ class Scheduler:
         lease = sequence.lease
         assert lease is not None
         while not self.cache.extend(lease, need):
-            candidates = [s for s in self.running if id(s) not in done]
-            loser = candidates[policy.victim(candidates)]
+            loser = policy.victim(self.config, [s for s in self.running if id(s) not in done])
+            assert loser is not None, "a sequence that may not be preempted any more is short of pages"
             self._preempt(loser)
             if loser is sequence:
                 return False
         return True
 
-    def _preempt(self, sequence: Sequence) -> None:
-        """Back to the head of its tier's queue, without pages; published ones may still be there when it returns."""
-        self.remove(sequence)
-        sequence.computed = 0
-        sequence.preemptions += 1
-        self.preemptions += 1
-        queue = self._preempted[sequence.request.tier]
-        queue[sequence.number] = sequence
-        queue.move_to_end(sequence.number, last=False)
+    # --- prompts ---
 
-    def _plan_prompts(self, step: int, chunks: list[Chunk], budget: int) -> int:
-        """Go on with prompts under way, oldest first. Returns the budget that is left."""
-        planned = len(self.planned)
-        if planned == len(self.running):
-            return budget
-        done = set(map(id, self.planned))
-        for sequence in [s for s in self.running if id(s) not in done]:
-            if budget == 0:
-                break
-            size = policy.chunk(sequence.remaining, budget)
-            chunks.append(self._chunk(sequence, size, step))
-            budget -= size
-        return budget
-
-    def _admit(self, step: int, chunks: list[Chunk], copies: list[Copy], budget: int) -> None:
-        """Start waiting sequences while policy and pages allow; the first that does not fit stops the queue."""
+    def _plan_prompts(
+        self, step: int, chunks: list[Chunk], copies: list[Copy], budget: int, closed: frozenset[str]
+    ) -> None:
+        """Prompts under way and new ones, tier by tier in the order of policy, while there is budget."""
         before = len(self.running)
-        while policy.may_start(self.config, len(self.running), before, budget):
-            queue, sequence = self._head()
+        done = set(map(id, self.planned))
+        under_way: dict[str, list[Sequence]] = {}
+        for sequence in reversed(self.running):
+            if id(sequence) not in done and sequence.remaining > 1:
+                under_way.setdefault(sequence.tier.name, []).append(sequence)
+        while True:
+            offers = {name: line[-1] for name, line in under_way.items() if line} if budget > 0 else {}
+            if policy.may_start(self.config, len(self.running), before, budget):
+                offers = {head.tier.name: head for head in self._heads(closed)} | offers
+            sequence = policy.next_prompt(self.config, self.accounts, offers.values())
             if sequence is None:
                 return
-            tokens = tuple(sequence.tokens)
-            match = self.cache.match(tokens, step)
-            spare = self.config.watermark_pages if self.running else 0
-            if not self.cache.fits(match, len(tokens), spare):
-                return
-            del queue[sequence.number]
-            sequence.lease, todo = self.cache.lease(match, len(tokens))
-            sequence.computed = match.cached(self.cache.page_size)
-            if sequence.preemptions == 0:
-                sequence.cached = sequence.computed
-                self.started.append(sequence)
-            copies.extend(todo)
-            insort(self.running, sequence, key=lambda s: s.key)
+            if sequence.lease is not None:
+                under_way[sequence.tier.name].pop()
+            elif not self._start(sequence, step, copies):
+                owed = self.accounts.owed(sequence.tier.name, [h.tier.name for h in self._heads(closed)])
+                rank = policy.stopped_by(self.config, sequence, owed)
+                closed |= {head.tier.name for head in self._heads(closed) if head.rank >= rank}
+                continue
             size = policy.chunk(sequence.remaining, budget)
             if size:
                 chunks.append(self._chunk(sequence, size, step))
             budget -= size
 
-    def _head(self) -> tuple[Queue, Sequence | None]:
-        """The waiting sequence that is next, and the queue it stands in; preempted ones go first in their tier."""
-        heads: dict[int, tuple[Queue, Sequence]] = {}
-        for tier in self._fresh:
-            queue = self._preempted[tier] or self._fresh[tier]
-            if queue:
-                sequence = next(iter(queue.values()))
-                heads[sequence.number] = (queue, sequence)
-        best = policy.next_to_start(s for _, s in heads.values())
-        return heads[best.number] if best is not None else (OrderedDict(), None)
+    def _start(self, sequence: Sequence, step: int, copies: list[Copy]) -> bool:
+        """Let a waiting sequence run, if its pages can be had."""
+        match, need = self._match(sequence, step)
+        if not self.cache.fits(match, need, self.config.watermark_pages if self.running else 0):
+            return False
+        self._queues[sequence.tier.name].remove(sequence)
+        sequence.lease, todo = self.cache.lease(match, need)
+        sequence.computed = match.cached(self.cache.page_size)
+        if sequence.preemptions == 0:
+            sequence.cached = sequence.charged = sequence.computed
+            self.started.append(sequence)
+        copies.extend(todo)
+        insort(self.running, sequence, key=lambda s: s.key)
+        return True
+
+    def _context(self) -> int:
+        """About how many positions a prompt token of this step attends to."""
+        lengths = [s.computed for s in self.running if s.remaining > 1]
+        return sum(lengths) // len(lengths) if lengths else 0
 
     def _chunk(self, sequence: Sequence, size: int, step: int) -> Chunk:
         """Plan `size` tokens. Pages they fill are published at once: others may read them within this very step."""
@@ -189,10 +278,27 @@ class Scheduler:
         end = start + size
         sequence.computed = end
         self.planned.append(sequence)
+        self._account(sequence, start, end)
         if lease.publishing and end // self.cache.page_size > len(lease.nodes):
             self.cache.publish(lease, tokens, end, step)
         draw = _draw(sequence) if end == len(tokens) else None
         return Chunk(sequence.number, tuple(tokens[start:end]), start, lease.table, draw)
+
+    def _account(self, sequence: Sequence, start: int, end: int) -> None:
+        """Charge the tier for positions that it has not paid for yet."""
+        tier, prompt = sequence.tier.name, sequence.prompt_len
+        new = range(max(start, sequence.charged), end)
+        prefill = max(0, min(new.stop, prompt) - new.start)
+        cost = prefill * self.config.prefill_cost + (len(new) - prefill) * self.config.decode_cost
+        sequence.charged = max(sequence.charged, end)
+        self.accounts.charge(tier, cost)
+        self._service[tier] = self._service.get(tier, 0.0) + cost
+        if end - start > 1 or sequence.output_len == 0:
+            size = end - start
+            self._work = self._work._replace(
+                prefill_tokens=self._work.prefill_tokens + size,
+                prefill_context=self._work.prefill_context + size * (start + end) // 2,
+            )
 
 
 def _draw(sequence: Sequence) -> Draw:

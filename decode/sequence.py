@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decode.config import TierConfig
 from decode.kv_cache import Lease
 from decode.types import Request
 
@@ -16,6 +17,7 @@ class Sequence:
     __slots__ = (
         "arrival",
         "cached",
+        "charged",
         "computed",
         "deadline",
         "lease",
@@ -23,21 +25,35 @@ class Sequence:
         "number",
         "preemptions",
         "prompt_len",
+        "rank",
         "request",
         "stop_ids",
+        "tier",
         "tokens",
     )
 
-    def __init__(self, number: int, request: Request, arrival: int, limit: int, stop_ids: frozenset[int]) -> None:
+    def __init__(
+        self,
+        number: int,
+        request: Request,
+        arrival: int,
+        limit: int,
+        stop_ids: frozenset[int],
+        tier: TierConfig,
+        rank: int,
+    ) -> None:
         self.number = number
         self.request = request
         self.arrival = arrival
         self.limit = limit  # tokens (prompt + output) at which it ends
         self.stop_ids = stop_ids
-        self.deadline: int | None = None  # by when it must have started
+        self.tier = tier
+        self.rank = rank  # 0 = goes first
+        self.deadline = None if tier.queue_timeout is None else arrival + tier.queue_timeout  # to start
         self.tokens = list(request.prompt)
         self.prompt_len = len(request.prompt)
         self.computed = 0
+        self.charged = 0  # the tier has paid for positions [0, charged): what is computed again costs it nothing
         self.cached = 0  # prompt tokens that came from the prefix cache when it first started
         self.preemptions = 0
         self.lease: Lease | None = None
@@ -51,6 +67,15 @@ class Sequence:
         return len(self.tokens) - self.prompt_len
 
     @property
-    def key(self) -> tuple[int, int]:
-        """First come, first served: unique, and the same in every run."""
-        return (self.arrival, self.number)
+    def long(self) -> bool:
+        return self.limit > self.tier.long_tokens
+
+    @property
+    def due(self) -> float:
+        """When its first token is due, in ns; never, without a target."""
+        return float("inf") if self.tier.ttft is None else self.arrival + self.tier.ttft
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """Higher tiers first, then first come, first served: unique, and the same in every run."""
+        return (self.rank, self.arrival, self.number)

@@ -26,11 +26,16 @@ def test_every_option_is_read() -> None:
         "watermark": "0",
         "prefix_cache": "false",
         "mode": "static",
+        "policy": "priority",
+        "min_prefill_tokens": "16",
+        "max_preemptions": "0",
+        "early_refusal": "true",
         "weights": "int8",
         "device": "cuda:1",
         "threads": "0",
-        "default_tier": "api",
-        "tiers": '{"interactive": {"queue_timeout_ms": 2000, "max_queue": 64}, "api": {}}',
+        "default_tier": "batch",
+        "tiers": '{"interactive": {"weight": 8, "queue_timeout_ms": 2000, "max_queue": 64, "ttft_ms": 500, "itl_ms": 60},'
+        ' "batch": {"idle_below": 0.4, "max_long": 2, "long_tokens": 900}}',
     }
     assert text.keys() == {f.name for f in fields(ServiceOptions)}
     options = ServiceOptions.from_parameters(text)
@@ -44,13 +49,20 @@ def test_every_option_is_read() -> None:
         watermark=0.0,
         prefix_cache=False,
         mode="static",
+        policy="priority",
+        min_prefill_tokens=16,
+        max_preemptions=0,
+        early_refusal=True,
         weights="int8",
         device="cuda:1",
         threads=0,
-        default_tier="api",
-        tiers=(TierConfig("interactive", queue_timeout=2_000_000_000, max_queue=64), TierConfig("api")),
+        default_tier="batch",
+        tiers=(
+            TierConfig("interactive", 2_000_000_000, weight=8, ttft=500_000_000, itl=60_000_000, max_queue=64),
+            TierConfig("batch", idle_below=0.4, max_long=2, long_tokens=900),
+        ),
     )
-    assert options.tier == "api"
+    assert options.tier == "batch"
 
 
 @pytest.mark.parametrize(
@@ -82,8 +94,10 @@ def test_the_first_tier_is_the_default_unless_one_is_named() -> None:
 COUNT = "a whole number >= 1"
 SHARE = "a share from 0 to 1"
 SIZE = "a whole number with KiB, MiB or GiB, such as 2GiB"
-TIERS = 'a JSON object of tiers, such as {"interactive": {"queue_timeout_ms": 2000, "max_queue": 64}}'
-TIER = "an object with queue_timeout_ms and max_queue, both optional"
+TIERS = 'a JSON object of tiers, such as {"interactive": {"weight": 8, "queue_timeout_ms": 2000}}'
+TIER = (
+    "an object with any of weight, queue_timeout_ms, max_queue, ttft_ms, itl_ms, idle_below, max_long, long_tokens"
+)
 LIMIT = "a whole number >= 1; leave it out for no limit"
 
 
@@ -107,6 +121,11 @@ LIMIT = "a whole number >= 1; leave it out for no limit"
         ("watermark", "1.01", f"parameters.watermark: '1.01' is not allowed; {SHARE}"),
         ("watermark", "-0.1", f"parameters.watermark: '-0.1' is not allowed; {SHARE}"),
         ("prefix_cache", "True", "parameters.prefix_cache: 'True' is not allowed; true or false"),
+        ("policy", "lifo", "parameters.policy: 'lifo' is not allowed; one of weighted, priority, fcfs"),
+        ("max_preemptions", "-1", "parameters.max_preemptions: '-1' is not allowed; a whole number >= 0"),
+        ("tiers", '{"a": {"weight": "8"}}', "parameters.tiers.a.weight: '\"8\"' is not allowed; a number"),
+        ("tiers", '{"a": {"weight": 0}}', "tiers.a.weight: 0 is not allowed; a number > 0"),
+        ("tiers", '{"a": {"idle_below": 40}}', "tiers.a.idle_below: 40 is not allowed; a share in (0, 1]"),
         ("mode", "fast", "parameters.mode: 'fast' is not allowed; one of serial, static, continuous"),
         ("weights", "int4", "parameters.weights: 'int4' is not allowed; one of fp32, bf16, fp16, int8"),
         ("device", "cuda:", "parameters.device: 'cuda:' is not allowed; cpu, cuda or cuda:N"),
@@ -119,7 +138,7 @@ LIMIT = "a whole number >= 1; leave it out for no limit"
         ("tiers", '{"a": {"wait": 1}}', f"parameters.tiers.a: '{{\"wait\": 1}}' is not allowed; {TIER}"),
         *(
             ("tiers", f'{{"a": {{"{key}": {text}}}}}', f"parameters.tiers.a.{key}: '{text}' is not allowed; {LIMIT}")
-            for key in ("queue_timeout_ms", "max_queue")
+            for key in ("queue_timeout_ms", "max_queue", "ttft_ms", "itl_ms", "max_long", "long_tokens")
             for text in ("0", "-1", "1.5", "true", "null", '"2s"')
         ),
     ],

@@ -15,7 +15,7 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Console
 
-from config_gen.spec import LlmModel, Spec, Tier, load
+from config_gen.spec import LlmModel, Spec, Targets, Tier, load
 from gapless.child import server
 from gapless.commands.build import build
 from gapless.commands.loadtest import (
@@ -108,14 +108,27 @@ def options(spec: Spec, model: LlmModel) -> dict[str, str]:
     return {
         "weights": model.weights,
         "max_model_len": str(model.max_model_len),
-        "tiers": json.dumps({tier: _limits(limits) for tier, limits in spec.tiers.items()}),
+        "tiers": json.dumps({name: _limits(tier, model.targets.get(name)) for name, tier in spec.tiers.items()}),
     }
 
 
-def _limits(tier: Tier) -> dict[str, int]:
-    """A tier in the words of the option `tiers`."""
-    limits = {"max_queue": tier.max_queue, "queue_timeout_ms": tier.queue_timeout and -(-tier.queue_timeout // 10**6)}
+def _limits(tier: Tier, targets: Targets | None) -> dict[str, float]:
+    """A tier and its targets in the words of the option `tiers`."""
+    limits = {
+        "weight": tier.weight,
+        "queue_timeout_ms": _ms(tier.queue_timeout),
+        "max_queue": tier.max_queue,
+        "ttft_ms": _ms(targets.ttft if targets else None),
+        "itl_ms": _ms(targets.itl if targets else None),
+        "idle_below": tier.idle_below,
+        "max_long": tier.max_long,
+        "long_tokens": tier.long_tokens,
+    }
     return {name: value for name, value in limits.items() if value is not None}
+
+
+def _ms(duration: int | None) -> int | None:
+    return None if duration is None else -(-duration // 10**6)
 
 
 def _leave(number: int, frame: object) -> NoReturn:
