@@ -17,35 +17,15 @@ from decode.service import Service
 from decode.text import Tokenizer
 
 KV_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 2}  # per element; pages beside int8 weights hold fp16
-DEFAULT_MODEL_LEN = 4096
 ACTIVATIONS = 2**30  # bytes kept free on a card for what a step allocates
 
 
 def engine_config(model: ModelConfig, options: ServiceOptions) -> EngineConfig:
     """Limits for this model on this memory. Raises ConfigError when they contradict each other."""
-    length = options.max_model_len or min(DEFAULT_MODEL_LEN, model.max_position_embeddings)
-    if length > model.max_position_embeddings:
-        raise ConfigError(
-            f"max_model_len: {length} is not allowed; the model was made for at most {model.max_position_embeddings}"
-        )
+    options.length(model.max_position_embeddings)  # told before memory is looked at
     per_token = model.kv_bytes_per_token(KV_BYTES[options.weights])
-    return EngineConfig(
-        num_pages=pages_in(_kv_memory(model, options), options.page_size, per_token),
-        page_size=options.page_size,
-        max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=options.max_num_batched_tokens,
-        max_model_len=length,
-        watermark=options.watermark,
-        prefix_cache=options.prefix_cache,
-        mode=options.mode,
-        policy=options.policy,
-        min_prefill_tokens=options.min_prefill_tokens,
-        max_preemptions=options.max_preemptions,
-        early_refusal=options.early_refusal,
-        tiers=options.tiers,
-        eos_token_ids=model.eos_token_ids,
-        vocab_size=model.vocab_size,
-    )
+    pages = pages_in(_kv_memory(model, options), options.page_size, per_token)
+    return options.engine_config(pages, model.max_position_embeddings, model.eos_token_ids, model.vocab_size)
 
 
 def build_executor(model_dir: Path, config: EngineConfig, options: ServiceOptions) -> TorchExecutor:

@@ -10,9 +10,10 @@ import re
 from dataclasses import dataclass, fields
 from typing import Any, get_args
 
-from decode.config import ConfigError, Mode, Policy, TierConfig
+from decode.config import ConfigError, EngineConfig, Mode, Policy, TierConfig
 from decode.executors.model_config import Precision
 
+DEFAULT_MODEL_LEN = 4096
 _COUNT = re.compile(r"[0-9]{1,18}")
 _SIZE = re.compile(r"0*([1-9][0-9]{0,17})(KiB|MiB|GiB)")
 _UNIT = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -54,6 +55,35 @@ class ServiceOptions:
     def tier(self) -> str:
         """The tier of a request that names none."""
         return self.default_tier or self.tiers[0].name
+
+    def engine_config(
+        self, num_pages: int, max_model_len: int, eos_token_ids: tuple[int, ...] = (), vocab_size: int | None = None
+    ) -> EngineConfig:
+        """Limits of an engine with so many pages. Raises ConfigError when they contradict each other."""
+        return EngineConfig(
+            num_pages=num_pages,
+            page_size=self.page_size,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_model_len=self.length(max_model_len),
+            watermark=self.watermark,
+            prefix_cache=self.prefix_cache,
+            mode=self.mode,
+            policy=self.policy,
+            min_prefill_tokens=self.min_prefill_tokens,
+            max_preemptions=self.max_preemptions,
+            early_refusal=self.early_refusal,
+            tiers=self.tiers,
+            eos_token_ids=eos_token_ids,
+            vocab_size=vocab_size,
+        )
+
+    def length(self, most: int) -> int:
+        """Longest sequence served of a model made for `most` tokens. Raises ConfigError when more is asked."""
+        length = self.max_model_len or min(DEFAULT_MODEL_LEN, most)
+        if length > most:
+            raise ConfigError(f"max_model_len: {length} is not allowed; the model was made for at most {most}")
+        return length
 
     @classmethod
     def from_parameters(cls, parameters: dict[str, str]) -> ServiceOptions:

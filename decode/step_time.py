@@ -1,19 +1,21 @@
 """How long a step takes, learned from the steps that were executed.
 
 t = a + b * prefill tokens + c * decoding sequences + d * tokens of context that decoding reads + e * prefill tokens times
-their context. Fitted by recursive least squares with forgetting; a step far off (a page fault, a neighbour on the
-machine) moves the fit no further than a moderate one. Must not know sequences or tiers.
+their context. Least squares on relative errors over the steps so far, older ones forgotten by and by, no coefficient
+below zero. A step far off (a page fault, a neighbour on the machine) counts only as far as steps usually are off. Must
+not know sequences or tiers.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-FORGET = 0.995  # weight of a step relative to the next one: the last few hundred count
-START = (2e6, 2e4, 2e4, 10.0, 1.0)  # ns; only until the first steps are in
-SPREAD = (4e12, 4e8, 4e8, 1e4, 1e2)  # how little START is to be trusted: variances
+FORGET = 0.99  # weight of a step relative to the next one: about the last hundred count
+UNITS = (1.0, 100.0, 10.0, 1e4, 1e5)  # of the features, so that coefficients are of one order: ms per unit
+START = (2.0, 2.0, 0.2, 0.1, 0.1)  # ms per unit; what no step has told yet stays there
+TRUST = 1e-5  # of START, beside one step's 1
 OUTLIER = 3.0  # times the usual error that a step may be off and still count in full
-NOISE = 0.05  # error of a step that counts as usual at first, as a share of its time
+SURE = 5  # steps before anything is taken for an outlier
 
 
 class Work(NamedTuple):
@@ -30,34 +32,37 @@ class StepTime:
 
     def __init__(self) -> None:
         self.steps = 0
-        self._theta = list(START)
-        self._cov = [[SPREAD[i] if i == j else 0.0 for j in range(5)] for i in range(5)]
-        self._error = NOISE
+        self._law = list(START)
+        self._products = [[TRUST * (i == j) for j in range(5)] for i in range(5)]
+        self._answers = [TRUST * value for value in START]
+        self._error = 0.05  # how far off a step usually is, as a share of its time
 
     def predict(self, work: Work) -> float:
         """ns; never below 0."""
-        return max(0.0, sum(t * x for t, x in zip(self._theta, _features(work), strict=True)))
+        return 1e6 * sum(c * x for c, x in zip(self._law, _features(work), strict=True))
 
     def learn(self, work: Work, elapsed: int) -> None:
         """Take in a step that took `elapsed` ns."""
-        x, cov = _features(work), self._cov
-        noise = max(self._error, 1e-3) * elapsed  # one part in a thousand is below what clocks and machines keep
-        gain = [sum(c * v for c, v in zip(row, x, strict=True)) for row in cov]
-        total = FORGET * noise * noise + sum(v * g for v, g in zip(x, gain, strict=True))
-        off = elapsed - sum(t * v for t, v in zip(self._theta, x, strict=True))
-        share = abs(off) / max(elapsed, 1)
-        if self.steps >= len(x):
-            off *= min(1.0, OUTLIER * max(self._error, 1e-3) / max(share, 1e-12))
-            self._error += 0.05 * (min(share, 4 * max(self._error, 1e-3)) - self._error)
-        self._theta = [max(0.0, t + g * off / total) for t, g in zip(self._theta, gain, strict=True)]
-        self._cov = [
-            [min((cov[i][j] - gain[i] * gain[j] / total) / FORGET, SPREAD[i]) for j in range(5)] for i in range(5)
-        ]
+        x, expected = _features(work), max(self.predict(work), 1e3)
+        share = abs(elapsed / expected - 1)
+        if self.steps >= SURE:
+            usual = max(self._error, 0.01)
+            bound = OUTLIER * usual * expected
+            elapsed = int(min(expected + bound, max(expected - bound, elapsed)))
+            self._error += 0.05 * (min(share, 4 * usual) - self._error)
+        y = max(elapsed / 1e6, 1e-3)
+        for i in range(5):
+            row = self._products[i]
+            for j in range(5):
+                row[j] = FORGET * row[j] + x[i] * x[j] / (y * y)
+            row[i] += (1 - FORGET) * TRUST
+            self._answers[i] = FORGET * self._answers[i] + x[i] / y + (1 - FORGET) * TRUST * START[i]
+        self._law = _solve(self._products, self._answers)
         self.steps += 1
 
     def prefill_within(self, limit: float, work: Work, context: int, most: int) -> int:
         """Most prompt tokens (at most `most`), each with `context` positions, that keep a step with `work` in `limit` ns."""
-        slope = self._theta[1] + self._theta[4] * context
+        slope = 1e6 * (self._law[1] / UNITS[1] + self._law[4] / UNITS[4] * context)
         spare = limit - self.predict(work)
         if spare <= 0:
             return 0
@@ -65,4 +70,32 @@ class StepTime:
 
 
 def _features(work: Work) -> tuple[float, float, float, float, float]:
-    return (1.0, float(work.prefill_tokens), float(work.decodes), float(work.context_tokens), float(work.prefill_context))
+    return (1.0, *(value / unit for value, unit in zip(work, UNITS[1:], strict=True)))  # type: ignore[return-value]
+
+
+def _solve(products: list[list[float]], answers: list[float]) -> list[float]:
+    """Least squares without negative coefficients: the most negative one is set to zero, the others solved again."""
+    free = list(range(len(answers)))
+    while True:
+        found = _eliminate([[products[i][j] for j in free] + [answers[i]] for i in free])
+        worst = min(range(len(found)), key=lambda k: found[k], default=None)
+        if worst is None or found[worst] >= 0:
+            break
+        del free[worst]
+    law = [0.0] * len(answers)
+    for k, value in zip(free, found, strict=True):
+        law[k] = value
+    return law
+
+
+def _eliminate(rows: list[list[float]]) -> list[float]:
+    """Gauss for a positive definite system; each row ends with its right-hand side."""
+    n = len(rows)
+    for k in range(n):
+        for i in range(k + 1, n):
+            factor = rows[i][k] / rows[k][k]
+            rows[i] = [a - factor * b for a, b in zip(rows[i], rows[k], strict=True)]
+    found = [0.0] * n
+    for k in reversed(range(n)):
+        found[k] = (rows[k][n] - sum(rows[k][j] * found[j] for j in range(k + 1, n))) / rows[k][k]
+    return found

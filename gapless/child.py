@@ -31,6 +31,13 @@ class ChildError(RuntimeError):
 @contextmanager
 def server(repository: Path, model: str, options: Mapping[str, str], log: Path) -> Iterator[str]:
     """Serve `model` with `options` over its parameters; yields the gRPC endpoint. Raises ChildError."""
+    with launched(repository, model, options, log) as ports:
+        yield f"127.0.0.1:{ports['grpc_port']}"
+
+
+@contextmanager
+def launched(repository: Path, model: str, options: Mapping[str, str], log: Path) -> Iterator[dict[str, int]]:
+    """The same; yields the facts of the ready file: `http_port`, `grpc_port`, `metrics_port` and more."""
     command = [sys.executable, "-m", "gapless", "serve", "--model-repository", str(repository), "--model", model]
     for kind in ("http", "grpc", "metrics"):
         command += [f"--{kind}-port", "0"]
@@ -50,7 +57,7 @@ def server(repository: Path, model: str, options: Mapping[str, str], log: Path) 
             preexec_fn=partial(die_with_parent, os.getpid()),
         )
         try:
-            yield f"127.0.0.1:{_ready(process, ready, log)['grpc_port']}"
+            yield _ready(process, ready, log)
         finally:
             process.terminate()
             try:

@@ -14,6 +14,7 @@ COMMANDS = {
     "build": "Turn a model source into what the server loads.",
     "serve": "Start Triton with a model repository, wait until it answers, and keep it alive.",
     "loadtest": "Send the declared traffic and give a verdict per traffic class.",
+    "simulate": "Predict what the declared traffic would get, with the scheduler that serves, on a virtual clock.",
     "bench": "Measure the engine on this machine.",
     "demo": "Build, serve, load and judge the demo, scaled to this machine.",
 }

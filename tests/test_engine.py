@@ -626,7 +626,7 @@ class Counted(OrderedDict[int, object]):
 
 def work_per_step(waiting: int, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """(function calls, waiting items touched) of each of 12 steps; 1,000 run, some end and make room."""
-    monkeypatch.setattr("decode.scheduler.OrderedDict", Counted)
+    monkeypatch.setattr("decode.queues.OrderedDict", Counted)
     tiers = (TierConfig("default", queue_timeout=10**15, max_queue=20_000), TierConfig("other", queue_timeout=10**15))
     config = small(
         num_pages=20_000, page_size=16, max_num_seqs=1000, max_num_batched_tokens=8192, max_model_len=200, tiers=tiers

@@ -18,7 +18,8 @@ import pytest
 
 from config_gen.spec import parse
 from gapless.child import ChildError, server
-from gapless.commands.demo import LOG, REPOSITORY, options
+from gapless.commands.demo import LOG, REPOSITORY
+from gapless.limits import options
 from loadtest import capacity, run
 from loadtest.arrivals import schedule
 from loadtest.prompts import by_tokenizer

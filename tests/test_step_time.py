@@ -33,9 +33,7 @@ def trained(steps: int, noise: float = 0.0, outliers: float = 0.0) -> StepTime:
     return model
 
 
-@pytest.mark.parametrize(
-    ("noise", "outliers", "allowed"), [(0.0, 0.0, 0.02), (0.05, 0.0, 0.05), (0.05, 0.03, 0.15)]
-)
+@pytest.mark.parametrize(("noise", "outliers", "allowed"), [(0.0, 0.0, 0.02), (0.05, 0.0, 0.05), (0.05, 0.03, 0.15)])
 def test_the_law_of_a_machine_is_found(noise: float, outliers: float, allowed: float) -> None:
     model, draw = trained(600, noise, outliers), random.Random(2)
     errors = sorted(abs(model.predict(w) / truth(w) - 1) for w in (some_work(draw) for _ in range(300)))

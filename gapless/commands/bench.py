@@ -15,18 +15,22 @@ from rich.progress import Progress
 from rich.table import Table
 
 from decode import accuracy_gate, bench
-from decode.assembly import build_executor, engine_config
+from decode.assembly import KV_BYTES, build_executor, engine_config
 from decode.config import Mode
+from decode.executors import law_fit
+from decode.executors.cost_model import Measured
 from decode.executors.model_config import ModelConfig, Precision
 from decode.executors.torch_paged import TorchExecutor
 from decode.options import ServiceOptions
 from gapless import served
+from gapless.commands import bench_tiers
 from gapless.errors import UsageError
 from gapless.machine import describe
 from gapless.results import check_outputs, write_json
 from loadtest.percentiles import percentile
 
 app = typer.Typer(no_args_is_help=True, help="Measure the engine on this machine.")
+app.command("tiers")(bench_tiers.run)
 
 
 @app.command()
@@ -44,13 +48,18 @@ def engine(
     limit: Annotated[int | None, typer.Option(help="Only the first N requests.", min=1)] = None,
     rate: Annotated[float | None, typer.Option(help="Poisson arrivals per second; default: all at once.")] = None,
     repeat: Annotated[int, typer.Option(help="Runs of each alternative, taken in turn.", min=1)] = 3,
+    law: Annotated[
+        Path | None, typer.Option(help="Fit what a step costs, for `gapless simulate`; write it here.")
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all results here.")] = None,
 ) -> None:
     """Replay a workload at each concurrency, mode, cache setting and weight format; print medians, write everything.
 
     Serial mode runs once: it takes one request at a time, whatever the concurrency.
     """
-    check_outputs(json=json_file)
+    check_outputs(json=json_file, law=law)
+    if law is not None and "," in weights:
+        raise UsageError(f"--law: {weights} has a law each; give --weights one of them")
     work = bench.Workload.read(workload, limit)
     numbers = _numbers("concurrency", concurrency)
     base = ServiceOptions.from_parameters(
@@ -71,9 +80,12 @@ def engine(
         for c in ([1] if m == "serial" else numbers)
     ]
     console = Console()
-    results = _run_all(work, model_dir, cases, repeat, rate, console)
+    steps: list[law_fit.Step] = []
+    results = _run_all(work, model_dir, cases, repeat, rate, console, steps)
     console.print(_rates(results), _split(results), sep="\n\n")
     found = _report(work, workload, rate, results)
+    if law is not None:
+        found["law"] = _write_law(law, steps, ModelConfig.read(model_dir), cases[0], console)
     if any(case.weights == "int8" for case in cases):
         found["int8_accuracy"] = accuracy_gate.gate(model_dir)
     write_json(json_file, found)
@@ -152,6 +164,7 @@ def _run_all(
     repeat: int,
     rate: float | None,
     console: Console,
+    steps: list[law_fit.Step],
 ) -> list[dict[str, Any]]:
     """Every case once, then every case again …: noise of the machine falls on all alike."""
     model = ModelConfig.read(model_dir)
@@ -165,10 +178,26 @@ def _run_all(
                 if case.weights not in executors:
                     executors[case.weights] = build_executor(model_dir, config, case)
                 progress.update(task, description=_name(case))
-                run = bench.measure(work, config, executors[case.weights], rate)
+                run = bench.measure(work, config, executors[case.weights], rate, steps)
                 runs[at].append(bench.summary(run, work, percentile))
                 progress.advance(task)
     return [_merge(case, group) for case, group in zip(cases, runs, strict=True)]
+
+
+def _write_law(
+    path: Path, steps: list[law_fit.Step], model: ModelConfig, case: ServiceOptions, console: Console
+) -> dict[str, Any]:
+    """Fit the steps of all runs, write the law and tell its error."""
+    law = law_fit.fit(steps)
+    per_token = model.kv_bytes_per_token(KV_BYTES[case.weights])
+    Measured(law, describe(), per_token, model.max_position_embeddings, case.weights).write(path)
+    fit = law.fit
+    console.print(
+        f"\nLaw of a step: off by {fit.median:.1%} at the median and {fit.p95:.1%} at P95, on {fit.held_out} steps that "
+        f"it was not fitted to ({fit.steps} were). Written to {path}.",
+        highlight=False,
+    )
+    return {"file": path.name, "median": fit.median, "p95": fit.p95, "steps": fit.steps, "held_out": fit.held_out}
 
 
 def _name(case: ServiceOptions) -> str:

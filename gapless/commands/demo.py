@@ -5,7 +5,6 @@ Wires the other commands; the server it starts is gone when it ends, however it 
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 from dataclasses import replace
@@ -15,7 +14,7 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Console
 
-from config_gen.spec import LlmModel, Spec, Targets, Tier, load
+from config_gen.spec import LlmModel, load
 from gapless.child import server
 from gapless.commands.build import build
 from gapless.commands.loadtest import (
@@ -27,6 +26,7 @@ from gapless.commands.loadtest import (
     progress_bar,
     tell,
 )
+from gapless.limits import options
 from gapless.results import check_outputs
 from loadtest import capacity
 from loadtest.arrivals import schedule
@@ -101,34 +101,6 @@ def long_enough(model: LlmModel, scale: float, seed: int, prompts: Prompts) -> i
             break
         duration += MINUTE // 6
     return duration
-
-
-def options(spec: Spec, model: LlmModel) -> dict[str, str]:
-    """The limits of the SLA file as options of the served model."""
-    return {
-        "weights": model.weights,
-        "max_model_len": str(model.max_model_len),
-        "tiers": json.dumps({name: _limits(tier, model.targets.get(name)) for name, tier in spec.tiers.items()}),
-    }
-
-
-def _limits(tier: Tier, targets: Targets | None) -> dict[str, float]:
-    """A tier and its targets in the words of the option `tiers`."""
-    limits = {
-        "weight": tier.weight,
-        "queue_timeout_ms": _ms(tier.queue_timeout),
-        "max_queue": tier.max_queue,
-        "ttft_ms": _ms(targets.ttft if targets else None),
-        "itl_ms": _ms(targets.itl if targets else None),
-        "idle_below": tier.idle_below,
-        "max_long": tier.max_long,
-        "long_tokens": tier.long_tokens,
-    }
-    return {name: value for name, value in limits.items() if value is not None}
-
-
-def _ms(duration: int | None) -> int | None:
-    return None if duration is None else -(-duration // 10**6)
 
 
 def _leave(number: int, frame: object) -> NoReturn:

@@ -1,0 +1,144 @@
+"""An executor without a model for the virtual clock: tokens follow from the position, a step's time from a law.
+
+Owns what a law is, what of a plan it sees, and the law fitted from steps that were executed on a machine. Must not know
+who plans or how a law was fitted.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from decode.plan import StepPlan, StepResult
+from decode.step_time import Work
+
+FORMAT = 1  # of the file
+
+
+class LawError(ValueError):
+    """A file that holds no law; one line, names the file and what is wrong with it."""
+
+    exit_status = 2
+
+
+class Law(Protocol):
+    """What a step costs."""
+
+    def step(self, work: Work) -> float:
+        """Predicted ns of a step that computes `work`, with all that happens until the next one can be planned."""
+        ...
+
+
+def work_of(plan: StepPlan) -> Work:
+    """The features of a plan. A chunk of one token counts as a decode, even the last of a prompt: it costs the same."""
+    prefill = decodes = context = prefill_context = 0
+    for _, tokens, start, _, _ in plan.chunks:
+        size = len(tokens)
+        if size == 1:
+            decodes += 1
+            context += start + 1
+        else:
+            prefill += size
+            prefill_context += size * (2 * start + size) // 2
+    return Work(prefill, decodes, context, prefill_context)
+
+
+class CostModelExecutor:
+    """Executes nothing: a step takes what `law` says, in whole nanoseconds, at least one."""
+
+    def __init__(self, law: Law) -> None:
+        self.law = law
+        self.profile: dict[str, float] = {}
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        tokens = tuple([None if c[4] is None else c[4][1] & 0x7FFF for c in plan.chunks])  # draw, its position
+        return StepResult(tokens, max(1, round(self.law.step(work_of(plan)))))
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """How far a law is off on steps that it was not fitted to: relative errors, and how many steps there were."""
+
+    median: float
+    p95: float
+    steps: int  # fitted to
+    held_out: int
+
+
+@dataclass(frozen=True)
+class FittedLaw:
+    """ns = base + by the number of tokens, piece by piece + decode x decodes + context x … + prefill_context x ….
+
+    `slopes[i]` is ns per token between knots[i] and knots[i + 1]; the last one has no end. Few tokens read all weights
+    (memory-bound), many are bound by computing: hence pieces.
+    """
+
+    base: float
+    knots: tuple[int, ...]  # ascending, the first is 0
+    slopes: tuple[float, ...]  # as many
+    decode: float
+    context: float
+    prefill_context: float
+    fit: Fit
+
+    def __post_init__(self) -> None:
+        at, found = self.base, []
+        for i, slope in enumerate(self.slopes):
+            found.append(at)
+            at += slope * (self.knots[i + 1] - self.knots[i] if i + 1 < len(self.knots) else 0)
+        object.__setattr__(self, "_at_knots", tuple(found))
+
+    def step(self, work: Work) -> float:
+        prefill, decodes, context, prefill_context = work
+        tokens = prefill + decodes
+        piece = bisect_right(self.knots, tokens) - 1
+        by_tokens: float = self._at_knots[piece] + self.slopes[piece] * (tokens - self.knots[piece])  # type: ignore[attr-defined]
+        return by_tokens + self.decode * decodes + self.context * context + self.prefill_context * prefill_context
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A law with what it was measured on: enough to simulate without the model at hand."""
+
+    law: FittedLaw
+    machine: str
+    kv_bytes_per_token: int
+    max_model_len: int  # the longest that the model was made for
+    weights: str
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps({"format": FORMAT, **asdict(self)}, indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> Measured:
+        """Raises LawError."""
+        try:
+            raw = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise LawError(f"{path}: {error.strerror}; give what `gapless bench engine --law` wrote") from None
+        except ValueError as error:
+            raise LawError(f"{path}: not JSON: {error}; give what `gapless bench engine --law` wrote") from None
+        try:
+            return _from_json(raw)
+        except (KeyError, TypeError, ValueError) as error:
+            told = f"{type(error).__name__}: {error}"
+            raise LawError(f"{path}: holds no law ({told}); give what `gapless bench engine --law` wrote") from None
+
+
+def _from_json(raw: dict[str, Any]) -> Measured:
+    if raw["format"] != FORMAT:
+        raise ValueError(f"format {raw['format']!r}, and {FORMAT} is allowed")
+    law = raw["law"]
+    knots, slopes = tuple(map(int, law["knots"])), tuple(map(float, law["slopes"]))
+    if not knots or knots[0] != 0 or list(knots) != sorted(set(knots)) or len(slopes) != len(knots):
+        raise ValueError("knots must ascend from 0, with one slope for each")
+    numbers = {name: float(law[name]) for name in ("base", "decode", "context", "prefill_context")}
+    if min(*slopes, *numbers.values()) < 0 or sum(slopes) + sum(numbers.values()) <= 0:
+        raise ValueError("a cost is below 0, or all are 0")
+    fitted = FittedLaw(**numbers, knots=knots, slopes=slopes, fit=Fit(**law["fit"]))
+    return Measured(
+        fitted, str(raw["machine"]), int(raw["kv_bytes_per_token"]), int(raw["max_model_len"]), str(raw["weights"])
+    )

@@ -1,0 +1,214 @@
+"""The production driver, engine and scheduler on the virtual clock: arrivals in, what became of them out.
+
+Owns the source of timed requests and the recorder, which keeps numbers and no events, so that a million requests fit.
+Must not know the SLA file, tables, or where a step's time comes from: that is the executor's.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from decode.clock import VirtualClock
+from decode.config import EngineConfig
+from decode.driver import Driver, Observer
+from decode.engine import Engine
+from decode.executors.cost_model import CostModelExecutor, Law
+from decode.plan import Event, Finished, Input, Rejected, StepPlan, StepResult, Submit, TokenOut
+from decode.types import FinishReason, Request
+
+GAP = 1000  # ns: gaps between tokens are counted by the whole microsecond
+NEVER = float("inf")
+
+Timed = tuple[int, Request]  # ns from the start, ascending
+
+
+@dataclass
+class TierRecord:
+    """What became of a tier's requests. Latencies in ns from the arrival, in the order of the ends; inf = a miss."""
+
+    sent: int = 0
+    rejected: int = 0
+    failed: int = 0
+    in_time: int = 0  # ended well before the load was over
+    output_tokens: int = 0
+    tokens_in_time: int = 0  # output tokens before the load was over
+    prompt_tokens: int = 0  # of requests that started and ended
+    cached_tokens: int = 0
+    preemptions: int = 0
+    ttft: array[float] = field(default_factory=lambda: array("d"))
+    e2e: array[float] = field(default_factory=lambda: array("d"))
+    gaps: Counter[float] = field(default_factory=Counter)  # between two tokens of a request, in GAP; inf = never came
+    errors: Counter[str] = field(default_factory=Counter)
+
+    def add(self, other: TierRecord) -> None:
+        """Take in what another replica did."""
+        for name in ("sent", "rejected", "failed", "in_time", "output_tokens", "tokens_in_time", "prompt_tokens"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.cached_tokens += other.cached_tokens
+        self.preemptions += other.preemptions
+        self.ttft.extend(other.ttft)
+        self.e2e.extend(other.e2e)
+        self.gaps.update(other.gaps)
+        self.errors.update(other.errors)
+
+
+@dataclass
+class Outcome:
+    """A simulated run; times in ns, pages as shares of the whole cache, weighted by time while the machine was busy."""
+
+    tiers: dict[str, TierRecord]
+    span: int = 0  # from the first arrival's clock zero to the end of the last step
+    busy: int = 0
+    steps: int = 0
+    preemptions: int = 0
+    pages: float = 0.0
+    pages_peak: float = 0.0
+    running: float = 0.0  # sequences in a step, on average over busy time
+
+
+class _Live:
+    """A request under way."""
+
+    __slots__ = ("arrival", "asked", "first", "last", "tier")
+
+    def __init__(self, tier: TierRecord, arrival: int, asked: int) -> None:
+        self.tier = tier
+        self.arrival = arrival
+        self.asked = asked
+        self.first = self.last = -1
+
+
+class Feed:
+    """The driver's source: hands out requests at their time, and jumps the clock to the next one when all is idle."""
+
+    def __init__(self, requests: Iterable[Timed], clock: VirtualClock, recorder: Recorder) -> None:
+        self._rest: Iterator[Timed] = iter(requests)
+        self._next = next(self._rest, None)
+        self._clock = clock
+        self._recorder = recorder
+
+    def due(self, now: int) -> Sequence[Input]:
+        if self._next is None or self._next[0] > now:
+            return ()
+        items: list[Input] = []
+        while self._next is not None and self._next[0] <= now:
+            at, request = self._next
+            self._recorder.sent(at, request)
+            items.append(Submit(request))
+            self._next = next(self._rest, None)
+        return items
+
+    def wait(self) -> bool:
+        if self._next is None:
+            return False
+        self._clock.advance_to(self._next[0])
+        return True
+
+
+class Recorder:
+    """The driver's sink: turns events into the numbers of each tier."""
+
+    def __init__(self, tiers: Iterable[str], duration: int) -> None:
+        self.tiers = {name: TierRecord() for name in tiers}
+        self._duration = duration
+        self._live: dict[str, _Live] = {}
+
+    def sent(self, at: int, request: Request) -> None:
+        """A request was handed to the engine; its latencies count from `at`."""
+        tier = self.tiers[request.tier]
+        tier.sent += 1
+        self._live[request.id] = _Live(tier, at, request.sampling.max_tokens)
+
+    def emit(self, events: Sequence[Event]) -> None:
+        live, duration = self._live, self._duration
+        for event in events:
+            kind = type(event)
+            if kind is TokenOut:
+                one, now, tier = live[event[0]], event[3], live[event[0]].tier
+                if one.first < 0:
+                    one.first = now
+                else:
+                    tier.gaps[(now - one.last) // GAP] += 1
+                one.last = now
+                tier.output_tokens += 1
+                if now <= duration:
+                    tier.tokens_in_time += 1
+            elif kind is Finished:
+                self._finished(event)
+            elif kind is Rejected:
+                one = live.pop(event[0])
+                one.tier.rejected += 1
+                self._missed(one, 0, str(event[1]))
+
+    def _finished(self, event: Finished) -> None:
+        one, usage = self._live.pop(event.request_id), event.usage
+        tier = one.tier
+        tier.prompt_tokens += usage.prompt_tokens
+        tier.cached_tokens += usage.cached_tokens
+        tier.preemptions += usage.preemptions
+        if event.reason is FinishReason.ERROR:
+            tier.failed += 1
+            self._missed(one, usage.output_tokens, event.message)
+            return
+        tier.ttft.append(one.first - one.arrival)
+        tier.e2e.append(event.time - one.arrival)
+        tier.in_time += event.time <= self._duration
+
+    def _missed(self, one: _Live, received: int, error: str) -> None:
+        tier = one.tier
+        tier.ttft.append(NEVER)
+        tier.e2e.append(NEVER)
+        tier.errors[error] += 1
+        if one.asked > max(1, received):
+            tier.gaps[NEVER] += one.asked - max(1, received)
+
+
+class Watch:
+    """The driver's observer: busy time and pages."""
+
+    def __init__(self, engine: Engine, outcome: Outcome, also: Observer | None) -> None:
+        self._cache, self._total = engine.cache, engine.config.num_pages
+        self._outcome = outcome
+        self._also = also
+        self._page_time = self._peak = self._running_time = 0
+
+    def step(self, now: int, inputs: Sequence[Input], plan: StepPlan | None, result: StepResult | None) -> None:
+        if plan is not None and result is not None:
+            used, elapsed = self._total - self._cache.available, result.elapsed
+            self._outcome.busy += elapsed
+            self._outcome.steps += 1
+            self._page_time += used * elapsed
+            self._running_time += len(plan.chunks) * elapsed
+            self._peak = max(self._peak, used)
+        if self._also is not None:
+            self._also.step(now, inputs, plan, result)
+
+    def close(self) -> None:
+        """Work out the averages."""
+        busy = max(1, self._outcome.busy)
+        self._outcome.pages = self._page_time / busy / self._total
+        self._outcome.pages_peak = self._peak / self._total
+        self._outcome.running = self._running_time / busy
+
+
+def simulate(
+    config: EngineConfig, law: Law, requests: Iterable[Timed], duration: int, observer: Observer | None = None
+) -> Outcome:
+    """Run `requests` to the end of the last one on an engine of `config` whose steps take what `law` says.
+
+    `duration` in ns: how long the load lasts; what is counted "in time" is up to then. Raises RuntimeError when a
+    request does not end.
+    """
+    clock, engine = VirtualClock(), Engine(config)
+    recorder = Recorder([tier.name for tier in config.tiers], duration)
+    outcome = Outcome(recorder.tiers)
+    watch = Watch(engine, outcome, observer)
+    Driver(engine, CostModelExecutor(law), clock, Feed(requests, clock, recorder), recorder, watch).run()
+    if not engine.idle:
+        raise RuntimeError(f"the scheduler stands still with requests waiting: {engine.stats()}")
+    watch.close()
+    outcome.span, outcome.preemptions = clock.now(), engine.stats().preemptions
+    return outcome

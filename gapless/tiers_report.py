@@ -1,0 +1,128 @@
+"""What `bench tiers` says: a table of each policy and tier, and the bars with what was reached.
+
+Must not know servers or how runs were made.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from rich.table import Table
+
+Round = dict[str, dict[str, Any]]  # by policy, what `tiers.under` found
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A claim about one number: `values` of each round, their median against `limit`. None is infinite."""
+
+    name: str
+    values: Sequence[float | None]
+    bound: Literal["<=", ">=", "<"]
+    limit: float
+
+    @property
+    def value(self) -> float:
+        return statistics.median(float("inf") if value is None else value for value in self.values)
+
+    @property
+    def held(self) -> bool:
+        if self.bound == ">=":
+            return self.value >= self.limit
+        return self.value < self.limit if self.bound == "<" else self.value <= self.limit
+
+    def as_json(self) -> dict[str, Any]:
+        value = None if self.value == float("inf") else self.value
+        return asdict(self) | {"value": value, "held": self.held}
+
+
+def bars(scenario: str, rounds: Sequence[Round], first: str, last: str) -> list[Bar]:
+    """The claims that the policies that were run allow to judge."""
+    ran = set(rounds[0])
+    found = []
+
+    def against(name: str, other: str, read: Callable[[dict[str, Any]], float | None], *claim: Any) -> None:
+        if {"weighted", other} <= ran:
+            values = [ratio(read(r["weighted"]), read(r[other])) for r in rounds]
+            found.append(Bar(f"{name}, weighted over {other}", values, *claim))
+
+    if scenario == "mixed":
+        against(f"TTFT P99 of {first}", "fcfs", lambda r: _latency(r, first, "ttft"), "<=", 0.35)
+        against(f"ITL P99 of {first}", "fcfs", lambda r: _latency(r, first, "itl"), "<=", 0.6)
+        against("output tokens/s of all tiers", "fcfs", lambda r: float(r["output_tokens_per_s"]), ">=", 0.95)
+    if scenario == "overload":
+        against(f"output tokens/s of {last}", "priority", lambda r: _rate(r, last), ">=", 1.5)
+    if scenario == "promise" and "weighted" in ran:
+        for metric, what in (("ttft", "requests"), ("itl", "gaps"), ("e2e", "requests")):
+            key = f"{metric}_over_target"
+            if key in rounds[0]["weighted"]["tiers"][first]:
+                shares = [r["weighted"]["tiers"][first][key] for r in rounds]
+                found.append(Bar(f"share of {first} {what} over the {metric.upper()} target", shares, "<", 0.01))
+    return found
+
+
+def ratio(value: float | None, other: float | None) -> float | None:
+    """`value` over `other`, where None is infinite; over nothing, anything is infinite."""
+    if value is None:
+        return None
+    if other is None:
+        return 0.0
+    return value / other if other else (None if value else 1.0)
+
+
+def _latency(run: dict[str, Any], tier: str, metric: str) -> float | None:
+    value: float | None = run["tiers"][tier][f"{metric}_ms"]["p99"]
+    return value
+
+
+def _rate(run: dict[str, Any], tier: str) -> float:
+    return float(run["tiers"][tier]["output_tokens_per_s"])
+
+
+def table(rounds: Sequence[Round]) -> Table:
+    """Medians over the rounds, a row for each policy and tier; latencies P50/P99, rates while the load lasted."""
+    shown = Table(box=None)
+    for name in ("policy", "tier", "sent", "refused", "failed", "TTFT ms", "ITL ms", "tokens/s", "service/s"):
+        shown.add_column(name, justify="left" if name in ("policy", "tier") else "right", no_wrap=True)
+    for policy in rounds[0]:
+        runs = [r[policy] for r in rounds]
+        for tier in runs[0]["tiers"]:
+            of = [run["tiers"][tier] for run in runs]
+            counts = [f"{_median(t[key] for t in of):.0f}" for key in ("sent", "rejected", "failed")]
+            rate = _median(t["output_tokens_per_s"] for t in of)
+            service = _median(run["service_tokens_per_s"].get(tier, 0.0) for run in runs)
+            latencies = [_spread([t[f"{metric}_ms"] for t in of]) for metric in ("ttft", "itl")]
+            shown.add_row(policy, tier, *counts, *latencies, f"{rate:.1f}", f"{service:.0f}")
+        total = _median(run["output_tokens_per_s"] for run in runs)
+        service = _median(sum(run["service_tokens_per_s"].values()) for run in runs)
+        preempted = _median(run["server"].get("gapless_preemptions_total", 0.0) for run in runs)
+        shown.add_row(policy, f"all ({preempted:.0f} preempted)", *[""] * 5, f"{total:.1f}", f"{service:.0f}")
+    return shown
+
+
+def _median(values: Any) -> float:
+    return statistics.median(float("inf") if value is None else value for value in values)
+
+
+def _spread(found: list[dict[str, float | None]]) -> str:
+    """P50/P99; ∞ where the request of that rank never got there."""
+    if not found[0]:
+        return "-"
+    texts = [_median(f[q] for f in found) for q in ("p50", "p99")]
+    return "/".join("∞" if value == float("inf") else f"{value:.0f}" for value in texts)
+
+
+def lines(found: Sequence[Bar]) -> list[str]:
+    """One line a bar: name, value, each round, limit, ruling."""
+    return [
+        f"{'held  ' if bar.held else 'MISSED'}  {bar.name}: {_number(bar.value)} (limit {bar.bound} {bar.limit:g}"
+        + (f"; rounds {', '.join(_number(v) for v in bar.values)})" if len(bar.values) > 1 else ")")
+        for bar in found
+    ]
+
+
+def _number(value: float | None) -> str:
+    return "∞" if value in (None, float("inf")) else f"{value:.3f}"

@@ -1,0 +1,152 @@
+"""`bench tiers`: the arithmetic of loads and bars, the declared traffic, and one short run on the real server."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import typer
+
+from config_gen.spec import Lengths, load
+from gapless import tiers
+from gapless.commands import bench_tiers
+from gapless.tiers_report import Bar, bars, lines, ratio
+from loadtest.arrivals import lognormal
+from loadtest.run import LoadtestError
+from loadtest.samples import Planned, Sample
+
+ROOT = Path(__file__).resolve().parent.parent
+SPEC = load(ROOT / "sla/tiers.yaml")
+TRAFFIC = SPEC.models["chat"].traffic
+SECOND = 10**9
+
+
+def sample(tier: str, messages: list[tuple[int, int]], prompt: int = 0, cached: int = 0) -> Sample:
+    asked = sum(n for _, n in messages)
+    first, end = (messages[0][0], messages[-1][0]) if messages else (None, None)
+    return Sample("x", tier, 0, 0, first, end, tuple(messages), "ok", "", "length", asked, prompt, cached, asked)
+
+
+def test_the_mean_of_a_length_is_that_of_its_draws() -> None:
+    lengths, random = Lengths(median=160, p95=640), Random(0)
+    drawn = [lognormal(random, lengths) for _ in range(100_000)]
+    assert tiers.mean(lengths) == pytest.approx(sum(drawn) / len(drawn), rel=0.02)
+
+
+def test_the_declared_traffic_is_a_quarter_interactive_and_all_tiers_ask_for_as_much_output() -> None:
+    assert list(SPEC.tiers) == ["interactive", "api", "batch"] and list(TRAFFIC) == ["interactive", "batch"]
+    assert tiers.shares(TRAFFIC)["interactive"] == pytest.approx(0.25, abs=0.02)
+    parts = [tiers.mean(shape.output) / tiers.service(shape) for shape in TRAFFIC.values()]
+    assert parts[0] == pytest.approx(parts[1], rel=0.1)
+
+
+def test_a_load_is_a_multiple_of_what_was_measured() -> None:
+    sent = tiers.offered("mixed", 1.3, 6.0, TRAFFIC)
+    assert sum(shape.rate for shape in sent.values()) == pytest.approx(1.3 * 6.0)
+    assert sent["interactive"].rate / sent["batch"].rate == pytest.approx(
+        TRAFFIC["interactive"].rate / TRAFFIC["batch"].rate
+    )
+    assert tiers.measured("mixed", TRAFFIC) == TRAFFIC
+
+
+def test_overload_is_the_first_tiers_own_and_batch_asks_for_half_the_machine_beside_it() -> None:
+    assert list(tiers.measured("overload", TRAFFIC)) == ["interactive"]
+    sent = tiers.offered("overload", 1.3, 10.0, TRAFFIC)
+    assert sent["interactive"].rate == pytest.approx(13.0)
+    assert tiers.shares(sent)["batch"] == pytest.approx(0.5 / 1.8)
+
+
+def test_capacity_counts_the_output_of_the_full_batch_only() -> None:
+    mix = [Planned(str(n), "a", 0, "", "x", max_tokens) for n, max_tokens in enumerate((10, 30))]
+    burst = [sample("a", [(SECOND, 5), (3 * SECOND, 40)]), sample("a", [(4 * SECOND, 40), (6 * SECOND, 99)])]
+    # 80 tokens in 4 s, 20 tokens a request
+    assert tiers.sustains(burst, mix, 2 * SECOND, 6 * SECOND) == 1.0
+    with pytest.raises(LoadtestError, match="no token came back in 1 s"):
+        tiers.sustains(burst, mix, 7 * SECOND, 8 * SECOND)
+
+
+def test_service_is_what_was_computed_while_the_load_lasted() -> None:
+    taken = [sample("a", [(SECOND, 1), (2 * SECOND, 4), (9 * SECOND, 7)], 20, 16), sample("b", [(3 * SECOND, 1)], 30)]
+    assert tiers.served(taken, 2 * SECOND) == {"a": (5 + 4) / 2, "b": 0.0}
+
+
+def ran(ttft: float | None, itl: float | None, rates: tuple[float, float], late: float = 0.0) -> dict[str, Any]:
+    first = {"ttft_ms": {"p99": ttft}, "itl_ms": {"p99": itl}, "ttft_over_target": late}
+    first |= {"itl_over_target": 0.02, "output_tokens_per_s": rates[0]}
+    return {"tiers": {"i": first, "b": {"output_tokens_per_s": rates[1]}}, "output_tokens_per_s": sum(rates)}
+
+
+def test_bars_are_ratios_to_the_other_policy() -> None:
+    found = bars("mixed", [{"fcfs": ran(1000, 200, (10, 90)), "weighted": ran(300, 150, (15, 75))}], "i", "b")
+    assert [(bar.value, bar.held) for bar in found] == [(0.3, True), (0.75, False), (0.9, False)]
+    told = lines(found)
+    assert told[0] == "held    TTFT P99 of i, weighted over fcfs: 0.300 (limit <= 0.35)"
+    assert told[1].startswith("MISSED  ITL P99 of i")
+
+
+def test_batch_under_weights_over_nothing_is_infinite_and_json_knows_it() -> None:
+    rounds = [{"priority": ran(1, 1, (9, other)), "weighted": ran(1, 1, (9, 3))} for other in (0, 0, 1)]
+    [bar] = bars("overload", rounds, "i", "b")
+    assert bar.held and bar.as_json()["value"] is None and bar.values == [None, None, 3.0]
+    assert "∞ (limit >= 1.5; rounds ∞, ∞, 3.000)" in lines([bar])[0]
+
+
+def test_a_promise_counts_requests_and_gaps() -> None:
+    found = bars("promise", [{"weighted": ran(1, 1, (1, 1), late=0.005)}], "i", "b")
+    assert [(bar.value, bar.held) for bar in found] == [(0.005, True), (0.02, False)]
+
+
+def test_ratios_with_a_request_that_never_got_there() -> None:
+    assert ratio(None, 3.0) is None and ratio(3.0, None) == 0.0 and ratio(0.0, 0.0) == 1.0
+    assert not Bar("x", [None], "<=", 0.35).held
+
+
+def test_policies_are_compared_only_when_both_ran() -> None:
+    assert bars("mixed", [{"weighted": ran(1, 1, (1, 1))}], "i", "b") == []
+
+
+def test_a_short_run_on_the_real_server(
+    smollm2_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chat = tmp_path / "model_repository" / "chat"
+    (chat / "1").mkdir(parents=True)
+    shutil.copy(ROOT / "model_repository/chat/config.pbtxt", chat)
+    shutil.copy(ROOT / "model_repository/chat/1/model.py", chat / "1")
+    for built in smollm2_dir.glob("[!.]*"):
+        os.link(built, chat / "1" / built.name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tiers, "BURST", 3 * SECOND)
+    found_capacity = []
+
+    def capacity(*args: Any) -> float:
+        """The real one is called; the load of this test is fixed, however busy the machine is."""
+        found_capacity.append(real_capacity(*args))
+        return 6.0
+
+    real_capacity = tiers.capacity
+    monkeypatch.setattr(tiers, "capacity", capacity)
+    with pytest.raises(typer.Exit) as left:
+        bench_tiers.run(
+            ROOT / "sla/tiers.yaml", "mixed", "fcfs,weighted", "fp32", 0.5, 5 * SECOND, json_file=tmp_path / "o.json"
+        )
+    [case] = json.loads((tmp_path / "o.json").read_text())["results"]
+    assert len(case["bars"]) == 3 and left.value.exit_code == int(not all(bar["held"] for bar in case["bars"]))
+    [round_] = case["rounds"]
+    policies = ("fcfs", "weighted")
+    for policy in policies:
+        found = round_[policy]
+        assert {t: (n["ok"], n["rejected"], n["failed"]) for t, n in found["tiers"].items()} == {
+            t: (n["sent"], 0, 0) for t, n in found["tiers"].items()
+        }
+        assert found["server"]["gapless_steps_total"] > 0
+        assert len((tmp_path / f"out/bench/tiers/fp32-mixed-{policy}-0.jsonl").read_text().splitlines()) == sum(
+            n["sent"] for n in found["tiers"].values()
+        )
+    assert round_["fcfs"]["tiers"]["interactive"]["sent"] == round_["weighted"]["tiers"]["interactive"]["sent"]
+    assert found_capacity[0] > 0 and sum(case["rates_per_s"].values()) == pytest.approx(0.5 * 6)
+    assert "sent 0.5 times that for 5 s" in capsys.readouterr().out
