@@ -1,0 +1,330 @@
+"""Turns measured operators into the tables of decode/executors/gpus: one JSON file per GPU.
+
+    pip download --no-deps aiconfigurator-core && unzip aiconfigurator_core-*.whl -d wheel
+    python tools/fit_gpu.py wheel          # needs pyarrow, numpy and pyyaml; gapless itself does not
+
+Rows of the measurements are held out (by a hash of what was measured) before a table is made, and stay out of it: the
+error in each file is that of the shipped table, read by the shipped code, on rows that it does not hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import yaml
+
+from decode.executors.gpu_cost import STEPS, TABLES, GpuTable, prefill_ns
+
+GPUS = {
+    "a100_sxm": ["a100", "a100_80gb", "a100_sxm_80gb"],
+    "h100_sxm": ["h100", "h100_80gb", "h100_sxm_80gb"],
+    "h200_sxm": ["h200", "h200_141gb"],
+    "l40s": ["l40s_48gb"],
+    "b200_sxm": ["b200"],
+    "b300_sxm": ["b300"],
+    "gb200": [],
+    "gb300": [],
+    "rtx_pro_6000_server": ["rtx_pro_6000"],
+}
+M = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192]
+PROMPTS = [1, 2, 4, 8, 16, 32, 64, 128, 256]
+LENGTHS = [16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384]
+SEQUENCES = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048]
+CONTEXTS = [2, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072]
+HEADS = [1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 64]
+DIMS = [64, 128]
+HELD_OUT = 8  # one in so many shapes (linear) or rows (attention)
+CHECKED = 4000  # most held-out rows that an error is taken over, chosen by the same hash
+# Weights of a precision → its table of linear layers; fp16 takes bf16: the units run both at one rate.
+INT8_FROM = {"a100_sxm": ("trtllm", "sq")}  # 8-bit weights and activations
+Row = dict[str, Any]
+
+
+def drawn(*key: object) -> int:
+    """A fixed number from 0 to 2**32 for what was measured."""
+    return int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:4], "big")
+
+
+def held_out(*key: object) -> bool:
+    return drawn(*key) % HELD_OUT == 0
+
+
+def newest(folder: Path, framework: str, name: str) -> Path:
+    """The file of the framework's latest version that has it."""
+    found = [path for path in folder.glob(f"{framework}/*/{name}")]
+    return max(found, key=lambda path: [int("0" + "".join(filter(str.isdigit, w))) for w in path.parts[-2].split(".")])
+
+
+def means(rows: Iterable[tuple[tuple[int, ...], float]]) -> dict[tuple[int, ...], float]:
+    """µs by what was measured; several measurements of the same are averaged."""
+    found: dict[tuple[int, ...], list[float]] = defaultdict(list)
+    for key, ms in rows:
+        found[key].append(ms * 1000)
+    return {key: float(np.mean(values)) for key, values in found.items()}
+
+
+def pool(values: np.ndarray, axis: int) -> np.ndarray:
+    """The nearest values (least squares) that never fall along `axis`: pool adjacent violators."""
+
+    def line(row: np.ndarray) -> np.ndarray:
+        blocks: list[list[float]] = []
+        for value in row:
+            blocks.append([float(value), 1.0])
+            while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
+                (a, n), (b, k) = blocks[-2], blocks.pop()
+                blocks[-1] = [(a * n + b * k) / (n + k), n + k]
+        return np.repeat([b[0] for b in blocks], [int(b[1]) for b in blocks])
+
+    return np.apply_along_axis(line, axis, values)
+
+
+def floor_and_work(values: np.ndarray, axes: Sequence[Sequence[int]], powers: Sequence[float]) -> np.ndarray:
+    """log2 of the least time plus the work at the best rate: the bend that every operator has between small and large."""
+    work = np.multiply.outer(*(np.array(axis, dtype=float) ** power for axis, power in zip(axes, powers, strict=True)))
+    rate = np.nanmax(work / 2**values)
+    return np.log2(2 ** np.nanmin(values) + work / rate)
+
+
+def fill(values: np.ndarray, axes: Sequence[Sequence[int]], powers: Sequence[float]) -> np.ndarray:
+    """Cells without a measurement: as far from `floor_and_work` as their neighbours along either axis."""
+    logs = [np.log2(np.array(axis, dtype=float)) for axis in axes]
+    bend = floor_and_work(values, axes, powers)
+    values = values - bend
+    for beyond in (False, True):
+        while np.isnan(values).any():
+            found: dict[tuple[int, int], list[float]] = defaultdict(list)
+            for cell in map(tuple, np.argwhere(np.isnan(values))):
+                for axis in (0, 1):
+                    line, at, x = (values[:, cell[1]] if axis == 0 else values[cell[0]]), cell[axis], logs[axis]
+                    have = np.flatnonzero(~np.isnan(line))
+                    if have.size and (beyond or have[0] < at < have[-1]):
+                        found[cell].append(float(np.interp(x[at], x[have], line[have])))
+            if not found:
+                break
+            for cell, guesses in found.items():
+                values[cell] = np.mean(guesses)
+    return values + bend
+
+
+def coded(values: np.ndarray) -> list[Any]:
+    return np.rint(values * STEPS).astype(int).tolist()
+
+
+def errors(pairs: Iterable[tuple[float, float]]) -> dict[str, float]:
+    """Of predicted against measured."""
+    off = np.array([predicted / measured - 1 for predicted, measured in pairs])
+    size = np.abs(off)
+    return {
+        "rows": len(off),
+        "median": round(float(np.median(size)), 4),
+        "p95": round(float(np.quantile(size, 0.95)), 4),
+        "bias": round(float(np.median(off)), 4),
+    }
+
+
+def some(keys: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    return sorted(keys, key=lambda key: drawn("checked", *key))[:CHECKED]
+
+
+# Linear layers
+
+
+def linear_rows(path: Path, dtype: str) -> dict[tuple[int, ...], float]:
+    rows = pq.read_table(path, columns=["gemm_dtype", "m", "n", "k", "latency"]).to_pylist()
+    return means(((r["m"], r["n"], r["k"]), r["latency"]) for r in rows if r["gemm_dtype"] == dtype)
+
+
+def linear_table(rows: dict[tuple[int, ...], float], origin: dict[str, str]) -> Row:
+    """Held out are whole shapes (all m of an n, k), so the error is that of a model whose shapes were not measured."""
+    m_axis = [m for m in M if any(key[0] == m for key in rows)]
+    n_axis, k_axis = (sorted({key[i] for key in rows}) for i in (1, 2))
+    cube = np.full((len(n_axis), len(k_axis), len(m_axis)), np.nan)
+    for (m, n, k), us in rows.items():
+        if m in m_axis and not held_out(n, k):
+            cube[n_axis.index(n), k_axis.index(k), m_axis.index(m)] = math.log2(us)
+    for i in range(len(m_axis)):
+        cube[:, :, i] = fill(cube[:, :, i], (n_axis, k_axis), (1.0, 1.0))
+    return {**origin, "m": m_axis, "n": n_axis, "k": k_axis, "values": coded(pool(cube, 2))}
+
+
+def linear_error(table: GpuTable, name: str, rows: dict[tuple[int, ...], float]) -> Row:
+    held = [key for key in rows if held_out(key[1], key[2])]
+    between = [key for key in rows if not held_out(key[1], key[2]) and key[0] not in table.tokens(name)]
+    return {
+        "shapes": errors((linear_us(table, name, *key), rows[key]) for key in some(held)),
+        "tokens": errors((linear_us(table, name, *key), rows[key]) for key in some(between)),
+    }
+
+
+def linear_us(table: GpuTable, name: str, m: int, n: int, k: int) -> float:
+    return table.linear_grid(name, n, k).ns(m, 1) / 1000
+
+
+# Attention
+
+
+def attention_rows(path: Path, dim: int) -> dict[tuple[int, ...], float]:
+    """(heads, KV heads, sequences, length) → µs, without windows and with a 16-bit cache."""
+    rows = [
+        r
+        for r in pq.read_table(path).to_pylist()
+        if r["head_dim"] == dim and not r.get("window_size") and r["kv_cache_dtype"] == "bfloat16"
+    ]
+    return means(
+        ((r["num_heads"], r["num_key_value_heads"], r["batch_size"], r["isl"] + r["step"]), r["latency"]) for r in rows
+    )
+
+
+def attention_table(rows: dict[tuple[int, ...], float], kind: str) -> Row:
+    sizes, lengths = (PROMPTS, LENGTHS) if kind == "prefill" else (SEQUENCES, CONTEXTS)
+    powers = (1.0, 2.0 if kind == "prefill" else 1.0)
+    pairs = sorted({key[:2] for key in rows if key[0] in HEADS})
+    values = []
+    for pair in pairs:
+        grid = np.full((len(sizes), len(lengths)), np.nan)
+        for key, us in rows.items():
+            if key[:2] == pair and key[2] in sizes and key[3] in lengths and not held_out(kind, *key):
+                grid[sizes.index(key[2]), lengths.index(key[3])] = math.log2(us)
+        grid = fill(grid, (sizes, lengths), powers)
+        for _ in range(20):
+            grid = pool(pool(grid, 1), 0)
+        values.append(coded(np.maximum.accumulate(np.maximum.accumulate(grid, 0), 1)))
+    return {"pairs": [list(pair) for pair in pairs], "rows": sizes, "columns": lengths, "values": values}
+
+
+def attention_us(table: GpuTable, kind: str, dim: int, key: tuple[int, ...]) -> float:
+    heads, kv, count, length = key
+    decode = table.attention("decode", heads, kv, dim)
+    if kind == "decode":
+        return decode.ns(count, length) / 1000
+    prefill = table.attention("prefill", heads, kv, dim)
+    return prefill_ns(prefill, decode, count, count * length, count * length * length / 2) / 1000
+
+
+def attention_error(table: GpuTable, kind: str, dim: int, rows: dict[tuple[int, ...], float]) -> Row:
+    """On held-out rows of stored heads, on lengths between those stored, and on heads that are not stored."""
+    operator = table.raw[kind][str(dim)]
+    pairs = {tuple(pair) for pair in operator["pairs"]}
+    lengths = operator["columns"]
+    usual = [key for key in rows if key[3] >= lengths[0]]
+    groups = {
+        "held_out": [key for key in usual if key[:2] in pairs and key[3] in lengths and held_out(kind, *key)],
+        "lengths": [key for key in usual if key[:2] in pairs and key[3] not in lengths],
+        "heads": [key for key in usual if key[:2] not in pairs],
+    }
+    return {
+        name: errors((attention_us(table, kind, dim, key), rows[key]) for key in some(keys))
+        for name, keys in groups.items()
+        if keys
+    }
+
+
+# A file
+
+
+def system(folder: Path, gpu: str) -> Row:
+    """Sizes and small overheads of a GPU as the package states them."""
+    raw = yaml.safe_load((folder / f"{gpu}.yaml").read_text(encoding="utf-8"))
+    chip = raw["gpu"]
+    return {
+        "memory_bytes": chip["mem_capacity"],
+        "reserved_bytes": raw["misc"]["other_mem"],
+        "bandwidth": chip["mem_bw"],
+        "bandwidth_fraction": chip["mem_bw_empirical_scaling_factor"],
+        "kernel_ns": round(chip["mem_empirical_constant_latency"] * 1e9),
+        "flops": {name: chip[f"{key}_tc_flops"] for name, key in FLOPS.items() if f"{key}_tc_flops" in chip},
+    }
+
+
+FLOPS = {"bf16": "bfloat16", "int8": "int8", "fp8": "fp8"}
+
+
+def linear_sources(data: Path, gpu: str) -> dict[str, tuple[Path, str]]:
+    file = newest(data / "gemm", "vllm", "gemm_perf.parquet")
+    sources = {"bf16": (file, "bfloat16")}
+    if "fp8" in set(pq.read_table(file, columns=["gemm_dtype"]).column(0).to_pylist()):
+        sources["fp8"] = (file, "fp8")
+    if gpu in INT8_FROM:
+        framework, dtype = INT8_FROM[gpu]
+        sources["int8"] = (newest(data / "gemm", framework, "gemm_perf.parquet"), dtype)
+    return sources
+
+
+def precisions(raw: Row) -> dict[str, str]:
+    names = {"fp16": "bf16", "bf16": "bf16"}
+    if "fp8" in raw["linear"]:
+        names["fp8"] = "fp8"
+    if "int8" in raw["linear"]:
+        names["int8"] = "int8"
+    elif "fp8" in raw["linear"] and raw["flops"].get("int8") == raw["flops"].get("fp8"):
+        names["int8"] = "fp8"  # not measured; the units run both at one rate
+    return names
+
+
+def origin(path: Path) -> dict[str, str]:
+    return {"framework": path.parts[-3], "version": path.parts[-2]}
+
+
+def fit(folder: Path, gpu: str, source: dict[str, str]) -> Row:
+    data = folder / "data" / gpu
+    raw: Row = {"gpu": gpu, "aliases": GPUS[gpu], "estimated": False, "source": source, **system(folder, gpu)}
+    sources = linear_sources(data, gpu)
+    linears = {name: linear_rows(*where) for name, where in sources.items()}
+    raw["linear"] = {name: linear_table(rows, origin(sources[name][0])) for name, rows in linears.items()}
+    raw["precisions"] = precisions(raw)
+    attention: dict[tuple[str, int], dict[tuple[int, ...], float]] = {}
+    for kind, stem in (("prefill", "context"), ("decode", "generation")):
+        path = newest(data / "attention", "vllm", f"{stem}_attention_perf.parquet")
+        raw["device"] = pq.read_table(path, columns=["device"]).column(0)[0].as_py()
+        found = {dim: attention_rows(path, dim) for dim in DIMS}
+        attention |= {(kind, dim): rows for dim, rows in found.items() if rows}
+        raw[kind] = {str(dim): {**origin(path), **attention_table(r, kind)} for dim, r in found.items() if r}
+    table = GpuTable(raw)
+    for name, rows in linears.items():
+        raw["linear"][name]["error"] = linear_error(table, name, rows)
+    for (kind, dim), rows in attention.items():
+        raw[kind][str(dim)]["error"] = attention_error(table, kind, dim, rows)
+    return raw
+
+
+def report(raw: Row) -> None:
+    for kind in ("linear", "prefill", "decode"):
+        for name, table in raw[kind].items():
+            for what, error in table["error"].items():
+                line = f"{raw['gpu']:20} {kind:8} {name:5} {what:9} {error['rows']:5} rows"
+                print(f"{line}  median {error['median']:7.1%}  P95 {error['p95']:7.1%}  bias {error['bias']:+7.1%}")
+
+
+def write(raw: Row) -> None:
+    """One line per row of values, so that a change can be read."""
+    text = json.dumps(raw, indent=1)
+    flat = json.dumps(raw, separators=(",", ":"))
+    assert json.loads(text) == json.loads(flat)
+    (TABLES / f"{raw['gpu']}.json").write_text(flat.replace("]],", "]],\n").replace('"values"', '\n"values"') + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("wheel", type=Path, help="folder that the wheel was unpacked into")
+    parser.add_argument("gpus", nargs="*", help="only these")
+    arguments = parser.parse_args()
+    meta = next(arguments.wheel.glob("aiconfigurator_core-*.dist-info"))
+    version = meta.name.removesuffix(".dist-info").split("-")[1]
+    source = {"package": "aiconfigurator-core", "version": version, "licence": "Apache-2.0"}
+    for gpu in arguments.gpus or GPUS:
+        raw = fit(arguments.wheel / "aiconfigurator_core" / "systems", gpu, source)
+        write(raw)
+        report(raw)
+
+
+if __name__ == "__main__":
+    main()
