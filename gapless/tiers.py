@@ -208,8 +208,14 @@ def told(client: Client) -> dict[str, Any]:
 
 
 def counters(port: int) -> dict[str, float]:
-    """The engine's counters on the server's metrics port, and gauges that have no label but the model."""
-    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-        lines = answer.read().decode().splitlines()
+    """The engine's counters on the server's metrics port, and gauges that have no label but the model.
+
+    Empty when nobody answers: the server died, which the failed requests show.
+    """
+    try:
+        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+    except OSError:
+        return {}
     split = [line.rsplit(" ", 1) for line in lines if line.startswith("gapless_")]
     return {name.partition("{")[0]: float(value) for name, value in split if name.count('="') == 1}
