@@ -80,7 +80,7 @@ class Engine:
 
     def commit(self, plan: StepPlan, result: StepResult, now: int) -> None:
         """Take the result of the plan made last."""
-        self.scheduler.executed(result.elapsed, now)
+        self.scheduler.executed(result.elapsed)
         emit, logprobs = self._events.append, result.logprobs or (None,) * len(plan.chunks)
         for sequence, token, extra in zip(self.scheduler.planned, result.tokens, logprobs, strict=True):
             if token is None:

@@ -44,6 +44,7 @@ class Scheduler:
         self._paces = {t.name: Pace() for t in config.tiers}
         self._service: dict[str, float] = {}  # by tier, of the step being built
         self._work = Work(0, 0, 0, 0)
+        self._planned_at = 0
 
     def waiting(self, tier: str) -> int:
         """Requests of a tier that wait for pages or a slot, preempted ones included."""
@@ -75,7 +76,7 @@ class Scheduler:
 
     def plan(self, step: int, now: int) -> StepPlan | None:
         """The next step, or None when there is nothing to do."""
-        self.planned, self.started, self._service = [], [], {}
+        self.planned, self.started, self._service, self._planned_at = [], [], {}, now
         self.accounts.settle([name for name, queue in self._queues.items() if len(queue)])
         chunks: list[Chunk] = []
         copies: list[Copy] = []
@@ -88,10 +89,11 @@ class Scheduler:
             self._paces[name].started(now, sum(s.tier.name == name for s in self.started), self.waiting(name))
         return StepPlan(step, tuple(chunks), tuple(copies)) if chunks else None
 
-    def executed(self, elapsed: int, now: int) -> None:
-        """The planned step took `elapsed` ns and ended now."""
+    def executed(self, elapsed: int) -> None:
+        """The planned step took `elapsed` ns."""
         self.times.learn(self._work, elapsed)
-        self._load.add(now, elapsed, self._service)
+        # Not the time of the commit: a replay knows when a step was planned and how long it took, and no more.
+        self._load.add(self._planned_at + elapsed, elapsed, self._service)
 
     def check(self) -> None:
         """Raise AssertionError unless queues, leases and pages agree."""
@@ -194,8 +196,22 @@ class Scheduler:
                 if not self._make_room(sequence, need):
                     continue
             chunks.append(self._chunk(sequence, 1, step))
-        self._work = Work(0, len(chunks), sum(s.computed for s in self.planned), 0)
+        self._account_decodes()
         return limit, short
+
+    def _account_decodes(self) -> None:
+        """Charge tiers for the tokens of `planned`, all of them decoding; one look at each, for there may be thousands."""
+        context, counts = 0, dict.fromkeys(self._queues, 0)
+        for sequence in self.planned:
+            end = sequence.computed
+            context += end
+            if end > sequence.charged:
+                sequence.charged = end
+                counts[sequence.tier.name] += 1
+        for tier, count in counts.items():
+            if count:
+                self._charge(tier, count * self.config.decode_cost)
+        self._work = Work(0, len(self.planned), context, 0)
 
     def _paused(self, pending: list[Sequence], limit: float) -> list[Sequence]:
         """Leave out sequences of gap tiers, last first, that would make the step too long; they keep their pages."""
@@ -227,11 +243,7 @@ class Scheduler:
     ) -> None:
         """Prompts under way and new ones, tier by tier in the order of policy, while there is budget."""
         before = len(self.running)
-        done = set(map(id, self.planned))
-        under_way: dict[str, list[Sequence]] = {}
-        for sequence in reversed(self.running):
-            if id(sequence) not in done and sequence.remaining > 1:
-                under_way.setdefault(sequence.tier.name, []).append(sequence)
+        under_way = self._under_way()
         while True:
             offers = {name: line[-1] for name, line in under_way.items() if line} if budget > 0 else {}
             if policy.may_start(self.config, len(self.running), before, budget):
@@ -248,8 +260,19 @@ class Scheduler:
                 continue
             size = policy.chunk(sequence.remaining, budget)
             if size:
+                self._account_prompt(sequence, size)
                 chunks.append(self._chunk(sequence, size, step))
             budget -= size
+
+    def _under_way(self) -> dict[str, list[Sequence]]:
+        """Running sequences by tier that are not in this step and have more than a token to compute, oldest last."""
+        found: dict[str, list[Sequence]] = {}
+        if len(self.planned) < len(self.running):
+            done = set(map(id, self.planned))
+            for sequence in reversed(self.running):
+                if id(sequence) not in done and sequence.remaining > 1:
+                    found.setdefault(sequence.tier.name, []).append(sequence)
+        return found
 
     def _start(self, sequence: Sequence, step: int, copies: list[Copy]) -> bool:
         """Let a waiting sequence run, if its pages can be had."""
@@ -268,7 +291,7 @@ class Scheduler:
 
     def _context(self) -> int:
         """About how many positions a prompt token of this step attends to."""
-        lengths = [s.computed for s in self.running if s.remaining > 1]
+        lengths = [line[-1].computed for line in self._under_way().values()]
         return sum(lengths) // len(lengths) if lengths else 0
 
     def _chunk(self, sequence: Sequence, size: int, step: int) -> Chunk:
@@ -278,27 +301,27 @@ class Scheduler:
         end = start + size
         sequence.computed = end
         self.planned.append(sequence)
-        self._account(sequence, start, end)
         if lease.publishing and end // self.cache.page_size > len(lease.nodes):
             self.cache.publish(lease, tokens, end, step)
         draw = _draw(sequence) if end == len(tokens) else None
         return Chunk(sequence.number, tuple(tokens[start:end]), start, lease.table, draw)
 
-    def _account(self, sequence: Sequence, start: int, end: int) -> None:
-        """Charge the tier for positions that it has not paid for yet."""
-        tier, prompt = sequence.tier.name, sequence.prompt_len
-        new = range(max(start, sequence.charged), end)
-        prefill = max(0, min(new.stop, prompt) - new.start)
-        cost = prefill * self.config.prefill_cost + (len(new) - prefill) * self.config.decode_cost
+    def _account_prompt(self, sequence: Sequence, size: int) -> None:
+        """Charge the tier for the next `size` positions, as far as it has not paid for them yet."""
+        start, end, prompt = sequence.computed, sequence.computed + size, sequence.prompt_len
+        first = max(start, sequence.charged)
+        prefill, decode = max(0, min(end, prompt) - first), max(0, end - max(first, prompt))
         sequence.charged = max(sequence.charged, end)
-        self.accounts.charge(tier, cost)
-        self._service[tier] = self._service.get(tier, 0.0) + cost
-        if end - start > 1 or sequence.output_len == 0:
-            size = end - start
-            self._work = self._work._replace(
-                prefill_tokens=self._work.prefill_tokens + size,
-                prefill_context=self._work.prefill_context + size * (start + end) // 2,
-            )
+        self._charge(sequence.tier.name, prefill * self.config.prefill_cost + decode * self.config.decode_cost)
+        work = self._work
+        self._work = work._replace(
+            prefill_tokens=work.prefill_tokens + size,
+            prefill_context=work.prefill_context + size * (start + end) // 2,
+        )
+
+    def _charge(self, tier: str, service: float) -> None:
+        self.accounts.charge(tier, service)
+        self._service[tier] = self._service.get(tier, 0.0) + service
 
 
 def _draw(sequence: Sequence) -> Draw:

@@ -26,7 +26,11 @@ CONFIG = EngineConfig(
     max_num_seqs=6,
     max_num_batched_tokens=32,
     max_model_len=200,
-    tiers=(TierConfig("default", queue_timeout=400_000_000), TierConfig("other")),
+    tiers=(
+        TierConfig("default", queue_timeout=400_000_000, weight=3, ttft=100_000_000, itl=5_000_000),
+        TierConfig("other", idle_below=0.4, max_long=1, long_tokens=40),
+    ),
+    early_refusal=True,
     eos_token_ids=(2,),
     watermark=0.05,
 )
