@@ -7,8 +7,10 @@ Must not know the server, clocks or locust.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from heapq import merge
 from math import exp, log
 from random import Random
+from typing import NamedTuple
 
 from config_gen.spec import Lengths, LlmTraffic
 from loadtest.prompts import Prompts
@@ -18,36 +20,56 @@ Z95 = 1.6448536269514722  # 95th percentile of the standard normal distribution
 TEMPLATE_TOKENS = 64  # left free for what a chat template adds
 
 
+class Arrival(NamedTuple):
+    """A request before it has words: `number` counts within its tier, lengths are in tokens."""
+
+    tier: str
+    number: int
+    at: int  # ns since the run began
+    shared: int  # of the tier's system prompt; 0 = none before this one
+    own: int
+    output: int
+
+
+def arrivals(
+    traffic: Mapping[str, LlmTraffic], duration: int, scale: float, seed: int, max_model_len: int
+) -> Iterator[Arrival]:
+    """All requests of `duration` ns at `scale` times the declared rates, in the order of their arrival."""
+    tiers = [_arrivals(tier, shape, duration, scale, seed, max_model_len) for tier, shape in traffic.items()]
+    return merge(*tiers, key=lambda arrival: (arrival.at, arrival.tier, arrival.number))
+
+
 def schedule(
     traffic: Mapping[str, LlmTraffic], duration: int, scale: float, seed: int, prompts: Prompts, max_model_len: int
 ) -> list[Planned]:
-    """All requests of `duration` ns at `scale` times the declared rates, in the order of their arrival."""
-    planned = [
-        request
+    """The same with texts of these lengths."""
+    systems = {
+        tier: prompts.draw(Random(f"system/{tier}"), shape.shared_prefix) if shape.shared_prefix else ""
         for tier, shape in traffic.items()
-        for request in _arrivals(tier, shape, duration, scale, seed, prompts, max_model_len)
+    }
+    return [
+        Planned(
+            id=f"{tier}-{seed}-{number}",
+            tier=tier,
+            at=at,
+            system=systems[tier] if shared else "",
+            text=prompts.draw(Random(f"{seed}/{tier}/{number}"), own),
+            max_tokens=output,
+        )
+        for tier, number, at, shared, own, output in arrivals(traffic, duration, scale, seed, max_model_len)
     ]
-    return sorted(planned, key=lambda request: (request.at, request.id))
 
 
 def _arrivals(
-    tier: str, shape: LlmTraffic, duration: int, scale: float, seed: int, prompts: Prompts, max_model_len: int
-) -> Iterator[Planned]:
+    tier: str, shape: LlmTraffic, duration: int, scale: float, seed: int, max_model_len: int
+) -> Iterator[Arrival]:
     random = Random(f"{seed}/{tier}")
-    system = prompts.draw(Random(f"system/{tier}"), shape.shared_prefix) if shape.shared_prefix else ""
     room = max_model_len - shape.shared_prefix - TEMPLATE_TOKENS
     at, number = random.expovariate(shape.rate * scale), 0
     while at * 1e9 < duration:
         output = min(lognormal(random, shape.output), max(1, room - 1))
         own = min(lognormal(random, shape.prompt), max(1, room - output))
-        yield Planned(
-            id=f"{tier}-{seed}-{number}",
-            tier=tier,
-            at=int(at * 1e9),
-            system=system if number % 2 else "",
-            text=prompts.draw(random, own),
-            max_tokens=output,
-        )
+        yield Arrival(tier, number, int(at * 1e9), shape.shared_prefix if number % 2 else 0, own, output)
         at, number = at + random.expovariate(shape.rate * scale), number + 1
 
 

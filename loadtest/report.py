@@ -22,13 +22,13 @@ WORD = {"kept": "kept", "missed": "MISSED", "none": "no verdict"}
 
 @dataclass(frozen=True)
 class Report:
-    """A whole run. `duration` in ns; `notes` are sentences about how the load was made."""
+    """A whole run. `duration` in ns; `notes` are sentences about how the load was made. A simulation has no client."""
 
     model: str
     duration: int
     seed: int
     rate_scale: float
-    client: Client
+    client: Client | None
     classes: Sequence[ClassSummary]
     verdicts: Sequence[Verdict]
     notes: Sequence[str]
@@ -62,12 +62,9 @@ def show(report: Report, console: Console) -> None:
         for error, count in summary.errors.items():
             console.print(f"  {count} × {error}", style="red", markup=False, highlight=False)
         console.print()
-    client = report.client
     console.print(
         "Latency counts from the intended send time; ITL is per token (a message of n tokens is n equal gaps); "
-        "refused and failed requests count as ∞. "
-        f"Load generator: {client.cpu:.0%} of a core, P99 of its lag {show_duration(client.send_lag)} sending, "
-        f"{show_duration(client.loop_lag)} event loop.",
+        f"refused and failed requests count as ∞.{_generator(report.client)}",
         style="dim",
         highlight=False,
     )
@@ -78,6 +75,13 @@ def show(report: Report, console: Console) -> None:
     for note in report.notes:
         console.print(note, style="dim", highlight=False)
     console.print(report.conclusion, style="bold green" if report.held else "bold red", highlight=False)
+
+
+def _generator(client: Client | None) -> str:
+    if client is None:
+        return ""
+    lags = f"{show_duration(client.send_lag)} sending, {show_duration(client.loop_lag)} event loop"
+    return f" Load generator: {client.cpu:.0%} of a core, P99 of its lag {lags}."
 
 
 def _headline(summary: ClassSummary) -> str:
@@ -121,11 +125,7 @@ def as_json(report: Report) -> dict[str, Any]:
         "seed": report.seed,
         "rate_scale": report.rate_scale,
         "notes": list(report.notes),
-        "client": {
-            "send_lag_p99_s": report.client.send_lag / 1e9,
-            "loop_lag_p99_s": report.client.loop_lag / 1e9,
-            "cores": report.client.cpu,
-        },
+        "client": _client_json(report.client),
         "classes": {summary.tier: _class_json(summary) for summary in report.classes},
         "verdicts": [
             {
@@ -138,6 +138,16 @@ def as_json(report: Report) -> dict[str, Any]:
             }
             for verdict in report.verdicts
         ],
+    }
+
+
+def _client_json(client: Client | None) -> dict[str, float] | None:
+    if client is None:
+        return None
+    return {
+        "send_lag_p99_s": client.send_lag / 1e9,
+        "loop_lag_p99_s": client.loop_lag / 1e9,
+        "cores": client.cpu,
     }
 
 

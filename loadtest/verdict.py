@@ -27,7 +27,7 @@ Ruling = Literal["kept", "missed", "none"]
 class Latency:
     """Ascending samples of one metric in ns; infinite where a request was refused or failed."""
 
-    samples: tuple[float, ...]
+    samples: Sequence[float]
 
     def at(self, q: Fraction) -> float | None:
         return percentile(self.samples, q) if self.samples else None
@@ -88,9 +88,9 @@ def _summarize(tier: str, samples: Sequence[Sample], duration: int) -> ClassSumm
     )
 
 
-def lag_reason(client: Client) -> str | None:
-    """Why a run with this client gives no verdict, or None."""
-    if max(client.send_lag, client.loop_lag) <= LAG_LIMIT:
+def lag_reason(client: Client | None) -> str | None:
+    """Why a run with this client (None: a simulation) gives no verdict, or None."""
+    if client is None or max(client.send_lag, client.loop_lag) <= LAG_LIMIT:
         return None
     return (
         f"the client itself lagged (P99 of sending {show_duration(client.send_lag)}, of its event loop "
@@ -99,7 +99,10 @@ def lag_reason(client: Client) -> str | None:
 
 
 def judge(
-    summaries: Sequence[ClassSummary], targets: Mapping[str, Targets], traffic: Mapping[str, LlmTraffic], client: Client
+    summaries: Sequence[ClassSummary],
+    targets: Mapping[str, Targets],
+    traffic: Mapping[str, LlmTraffic],
+    client: Client | None,
 ) -> list[Verdict]:
     """One verdict per declared target, in the order of declaration."""
     by_tier = {summary.tier: summary for summary in summaries}

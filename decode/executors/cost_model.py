@@ -35,8 +35,8 @@ class Law(Protocol):
 def work_of(plan: StepPlan) -> Work:
     """The features of a plan. A chunk of one token counts as a decode, even the last of a prompt: it costs the same."""
     prefill = decodes = context = prefill_context = 0
-    for _, tokens, start, _, _ in plan.chunks:
-        size = len(tokens)
+    for chunk in plan.chunks:
+        size, start = len(chunk.tokens), chunk.start
         if size == 1:
             decodes += 1
             context += start + 1
@@ -54,7 +54,7 @@ class CostModelExecutor:
         self.profile: dict[str, float] = {}
 
     def execute(self, plan: StepPlan) -> StepResult:
-        tokens = tuple([None if c[4] is None else c[4][1] & 0x7FFF for c in plan.chunks])  # draw, its position
+        tokens = tuple([None if c.draw is None else c.draw.position for c in plan.chunks])
         return StepResult(tokens, max(1, round(self.law.step(work_of(plan)))))
 
 

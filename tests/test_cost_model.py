@@ -1,0 +1,145 @@
+"""What a step costs: the features of a plan, laws fitted from steps of a known machine, and their file."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from decode.bench import Workload, measure
+from decode.config import EngineConfig
+from decode.executors.cost_model import CostModelExecutor, Fit, FittedLaw, LawError, Measured, work_of
+from decode.executors.law_fit import FitError, Step, errors, fit
+from decode.executors.scripted import ScriptedExecutor
+from decode.plan import Chunk, Draw, StepPlan
+from decode.step_time import Work
+from decode.types import SamplingParams
+
+LAW = Path(__file__).parent / "data" / "law.json"
+NO_FIT = Fit(0.0, 0.0, 0, 0)
+# 20 ms to read the weights, whatever the tokens up to 64; then 0.3 ms each; 50 us a decode, 80 ns a context token.
+TRUE = FittedLaw(20e6, (0, 64), (0.0, 3e5), 5e4, 80.0, 3.0, NO_FIT)
+
+
+def drawn(count: int, noise: float, seed: int = 0, outliers: float = 0.0) -> list[Step]:
+    """Steps of the machine TRUE, off by a normal error of `noise`; some take three times as long."""
+    rng, steps = random.Random(seed), []
+    for _ in range(count):
+        decodes = rng.randint(0, 32)
+        prefill = rng.choice([0, 0, rng.randint(2, 400)])
+        work = Work(prefill, decodes, decodes * rng.randint(20, 2000), prefill * rng.randint(1, 1500))
+        off = rng.gauss(1, noise) * (3 if rng.random() < outliers else 1)
+        if prefill + decodes:
+            steps.append((work, TRUE.step(work) * off))
+    return steps
+
+
+def test_the_features_of_a_plan_are_those_of_its_tokens() -> None:
+    draw = Draw(SamplingParams(), 9)
+    chunks = (
+        Chunk(0, (5,), 8, (0,), draw),  # decodes: attends to 9 positions
+        Chunk(1, (5,) * 4, 0, (1,), None),  # attends to 1 + 2 + 3 + 4, half of 4 * 4 is counted
+        Chunk(2, (5,) * 3, 10, (2, 3), draw),
+    )
+    assert work_of(StepPlan(0, chunks)) == Work(7, 1, 9, 4 * 4 // 2 + 3 * (10 + 13) // 2)
+
+
+def test_a_law_is_affine_by_pieces_and_continuous() -> None:
+    law = FittedLaw(10.0, (0, 4, 8), (1.0, 2.0, 3.0), 100.0, 0.5, 0.25, NO_FIT)
+    assert [law.step(Work(n, 0, 0, 0)) for n in (0, 3, 4, 6, 8, 20)] == [10, 13, 14, 18, 22, 58]
+    assert law.step(Work(2, 3, 10, 8)) == 16 + 300 + 5 + 2
+
+
+def test_the_fit_recovers_a_machine_of_two_pieces() -> None:
+    law = fit(drawn(1500, noise=0.0))
+    assert law.fit.median < 0.005 and law.fit.p95 < 0.02
+    for work in (Work(0, 1, 500, 0), Work(0, 32, 20_000, 0), Work(200, 16, 9_000, 90_000), Work(300, 0, 0, 300 * 400)):
+        assert law.step(work) == pytest.approx(TRUE.step(work), rel=0.02)
+    assert law.base == pytest.approx(TRUE.base, rel=0.02)
+
+
+def test_noise_and_outliers_do_not_bend_the_fit() -> None:
+    law = fit(drawn(3000, noise=0.03, outliers=0.03))
+    assert errors(law, drawn(500, noise=0.0, seed=1))[0] < 0.02
+    assert 0.015 < law.fit.median < 0.03  # of a normal error of 3 % half is within 2 %
+    assert law.fit.steps == pytest.approx(4 * law.fit.held_out, abs=4)
+
+
+def test_costs_are_never_below_zero_and_more_tokens_never_cost_less() -> None:
+    rng = random.Random(3)
+    steps: list[Step] = [(Work(rng.randint(1, 300), 0, 0, 0), rng.uniform(1e6, 2e6)) for _ in range(400)]
+    law = fit(steps)
+    assert min(law.base, *law.slopes, law.decode, law.context, law.prefill_context) >= 0
+    times = [law.step(Work(n, 0, 0, 0)) for n in range(1, 400)]
+    assert times == sorted(times)
+
+
+def test_too_few_steps_are_refused() -> None:
+    with pytest.raises(FitError, match="a law needs at least 40 steps, and 12 were run"):
+        fit(drawn(40, 0.0)[:12])
+
+
+def test_the_executor_takes_the_time_of_the_law_and_draws_by_position() -> None:
+    draw = Draw(SamplingParams(), 9)
+    plan = StepPlan(0, (Chunk(0, (5,), 8, (0,), draw), Chunk(1, (5,) * 4, 0, (1,), None)))
+    result = CostModelExecutor(TRUE).execute(plan)
+    assert result.tokens == (9, None)
+    assert result.elapsed == round(TRUE.step(Work(4, 1, 9, 8)))
+
+
+def test_a_law_survives_its_file(tmp_path: Path) -> None:
+    written = Measured(fit(drawn(300, 0.01)), "a machine", 46_080, 8192, "fp32")
+    written.write(tmp_path / "law.json")
+    assert Measured.read(tmp_path / "law.json") == written
+    work = Work(30, 5, 900, 4000)
+    assert Measured.read(tmp_path / "law.json").law.step(work) == written.law.step(work)
+
+
+def test_the_committed_law_is_one_of_this_version() -> None:
+    found = Measured.read(LAW)
+    assert found.weights == "fp32" and found.law.step(Work(0, 1, 100, 0)) > 0
+
+
+def broken(**changes: Any) -> str:
+    raw = {"format": 1, **asdict(Measured(TRUE, "a machine", 1, 1, "fp32"))}
+    raw["law"] |= changes.pop("law", {})
+    return json.dumps(raw | changes)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{", "not JSON: Expecting property name"),
+        ("[]", "holds no law (TypeError"),
+        ("{}", "holds no law (KeyError: 'format')"),
+        (broken(format=2), "holds no law (ValueError: format 2, and 1 is allowed)"),
+        (broken(law={"knots": [1, 2]}), "knots must ascend from 0"),
+        (broken(law={"slopes": [1.0]}), "with one slope for each"),
+        (broken(law={"base": -1}), "a cost is below 0"),
+        (broken(law={"base": "much"}), "could not convert string to float"),
+    ],
+)
+def test_a_file_that_is_no_law_is_told_in_one_line(tmp_path: Path, text: str, told: str) -> None:
+    path = tmp_path / "law.json"
+    path.write_text(text)
+    with pytest.raises(LawError) as caught:
+        Measured.read(path)
+    assert told in str(caught.value) and "\n" not in str(caught.value)
+    assert str(caught.value).startswith(f"{path}: ") and "gapless bench engine --law" in str(caught.value)
+
+
+def test_a_measurement_takes_every_step_with_all_of_its_time(tmp_path: Path) -> None:
+    rows = [{"id": n, "prompt_ids": list(range(40 + n)), "max_tokens": 6} for n in range(5)]
+    (tmp_path / "w.json").write_text(json.dumps({"requests": rows}))
+    work = Workload.read(tmp_path / "w.json")
+    steps: list[Step] = []
+    config = EngineConfig(num_pages=64, max_num_seqs=3, max_num_batched_tokens=32, prefix_cache=False)
+    run = measure(work, config, ScriptedExecutor(lambda chunk: 7), steps=steps)
+    assert len(steps) == run.steps - 1  # nothing comes after the last
+    assert sum(ns for _, ns in steps) / 1e9 <= run.seconds
+    assert sum(w.prefill_tokens + w.decodes for w, _ in steps) >= sum(40 + n for n in range(5))
+    assert all(ns > 0 for _, ns in steps)
