@@ -10,6 +10,7 @@ error in each file is that of the shipped table, read by the shipped code, on ro
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import json
 import math
@@ -35,13 +36,16 @@ GPUS = {
     "gb300": [],
     "rtx_pro_6000_server": ["rtx_pro_6000"],
 }
-M = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192]
+# Tokens: those after a power of two begin a new tile and may cost twice as much; a GPU takes those that were measured.
+M = [1, 2, 4, 8, 16, 32, 64, 65, 96, 128, 129, 192, 256, 257, 384, 512, 513, 768, 1024, 1025, 2048, 4096, 8192]
+NARROWEST = 128  # inputs and outputs of a linear layer: no model has narrower ones
 PROMPTS = [1, 2, 4, 8, 16, 32, 64, 128, 256]
 LENGTHS = [16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384]
 SEQUENCES = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048]
 CONTEXTS = [2, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072]
 HEADS = [1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 64]
 DIMS = [64, 128]
+LARGE = 2**29  # bytes; no cache of these GPUs holds a quarter of it
 HELD_OUT = 8  # one in so many shapes (linear) or rows (attention)
 CHECKED = 4000  # most held-out rows that an error is taken over, chosen by the same hash
 # Weights of a precision → its table of linear layers; fp16 takes bf16: the units run both at one rate.
@@ -89,29 +93,30 @@ def pool(values: np.ndarray, axis: int) -> np.ndarray:
 
 def floor_and_work(values: np.ndarray, axes: Sequence[Sequence[int]], powers: Sequence[float]) -> np.ndarray:
     """log2 of the least time plus the work at the best rate: the bend that every operator has between small and large."""
-    work = np.multiply.outer(*(np.array(axis, dtype=float) ** power for axis, power in zip(axes, powers, strict=True)))
+    sizes = [np.array(axis, dtype=float) ** power for axis, power in zip(axes, powers, strict=True)]
+    work = functools.reduce(np.multiply.outer, sizes)
     rate = np.nanmax(work / 2**values)
     return np.log2(2 ** np.nanmin(values) + work / rate)
 
 
 def fill(values: np.ndarray, axes: Sequence[Sequence[int]], powers: Sequence[float]) -> np.ndarray:
-    """Cells without a measurement: as far from `floor_and_work` as their neighbours along either axis."""
+    """Cells without a measurement: as far from `floor_and_work` as their neighbours along each axis say (median)."""
     logs = [np.log2(np.array(axis, dtype=float)) for axis in axes]
     bend = floor_and_work(values, axes, powers)
     values = values - bend
     for beyond in (False, True):
         while np.isnan(values).any():
-            found: dict[tuple[int, int], list[float]] = defaultdict(list)
+            found: dict[tuple[int, ...], list[float]] = defaultdict(list)
             for cell in map(tuple, np.argwhere(np.isnan(values))):
-                for axis in (0, 1):
-                    line, at, x = (values[:, cell[1]] if axis == 0 else values[cell[0]]), cell[axis], logs[axis]
+                for axis, x in enumerate(logs):
+                    line = values[(*cell[:axis], slice(None), *cell[axis + 1 :])]
                     have = np.flatnonzero(~np.isnan(line))
-                    if have.size and (beyond or have[0] < at < have[-1]):
-                        found[cell].append(float(np.interp(x[at], x[have], line[have])))
+                    if have.size and (beyond or have[0] < cell[axis] < have[-1]):
+                        found[cell].append(float(np.interp(x[cell[axis]], x[have], line[have])))
             if not found:
                 break
             for cell, guesses in found.items():
-                values[cell] = np.mean(guesses)
+                values[cell] = np.median(guesses)
     return values + bend
 
 
@@ -140,7 +145,11 @@ def some(keys: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
 
 def linear_rows(path: Path, dtype: str) -> dict[tuple[int, ...], float]:
     rows = pq.read_table(path, columns=["gemm_dtype", "m", "n", "k", "latency"]).to_pylist()
-    return means(((r["m"], r["n"], r["k"]), r["latency"]) for r in rows if r["gemm_dtype"] == dtype)
+    return means(((r["m"], r["n"], r["k"]), r["latency"]) for r in rows if keep(r, dtype))
+
+
+def keep(row: Row, dtype: str) -> bool:
+    return row["gemm_dtype"] == dtype and min(row["n"], row["k"]) >= NARROWEST
 
 
 def linear_table(rows: dict[tuple[int, ...], float], origin: dict[str, str]) -> Row:
@@ -184,21 +193,50 @@ def attention_rows(path: Path, dim: int) -> dict[tuple[int, ...], float]:
     )
 
 
+def stream_fraction(rows: dict[tuple[int, ...], float], dim: int, bandwidth: float) -> float:
+    """The largest part of the memory's bandwidth that decoding reached on keys and values far larger than any cache."""
+    large = [key for key in rows if kv_bytes(key, dim) >= LARGE]
+    return max(kv_bytes(key, dim) / bandwidth * 1e6 / rows[key] for key in large)
+
+
+def kv_bytes(key: tuple[int, ...], dim: int) -> int:
+    _, kv, sequences, length = key
+    return sequences * length * kv * dim * 4
+
+
+def from_memory(rows: dict[tuple[int, ...], float], dim: int, rate: float) -> dict[tuple[int, ...], float]:
+    """Decoding with keys and values out of memory (`rate` bytes per second).
+
+    They were measured again and again on the same keys and values, which a large cache then holds; in a model every
+    layer has its own, and the weights pass in between. So what was faster than memory can deliver is raised to that.
+    """
+    return {key: max(us, kv_bytes(key, dim) / rate * 1e6) for key, us in rows.items()}
+
+
+def families(pairs: Iterable[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
+    """Heads that go together: those with the same few KV heads, and those where each head has its own."""
+    pairs = sorted(pairs)
+    few = sorted({kv for h, kv in pairs if h > kv})
+    grouped = [[pair for pair in pairs if pair[1] == kv] for kv in few]
+    own = [pair for pair in pairs if pair[1] not in few]
+    return [*grouped, own] if own else grouped
+
+
 def attention_table(rows: dict[tuple[int, ...], float], kind: str) -> Row:
-    sizes, lengths = (PROMPTS, LENGTHS) if kind == "prefill" else (SEQUENCES, CONTEXTS)
-    powers = (1.0, 2.0 if kind == "prefill" else 1.0)
-    pairs = sorted({key[:2] for key in rows if key[0] in HEADS})
-    values = []
-    for pair in pairs:
-        grid = np.full((len(sizes), len(lengths)), np.nan)
+    counts, lengths = (PROMPTS, LENGTHS) if kind == "prefill" else (SEQUENCES, CONTEXTS)
+    powers = (1.0, 1.0, 2.0) if kind == "prefill" else (0.0, 1.0, 1.0)
+    table: Row = {"pairs": [], "rows": counts, "columns": lengths, "values": []}
+    for family in families({key[:2] for key in rows if key[0] in HEADS}):
+        cube = np.full((len(family), len(counts), len(lengths)), np.nan)
         for key, us in rows.items():
-            if key[:2] == pair and key[2] in sizes and key[3] in lengths and not held_out(kind, *key):
-                grid[sizes.index(key[2]), lengths.index(key[3])] = math.log2(us)
-        grid = fill(grid, (sizes, lengths), powers)
-        for _ in range(20):
-            grid = pool(pool(grid, 1), 0)
-        values.append(coded(np.maximum.accumulate(np.maximum.accumulate(grid, 0), 1)))
-    return {"pairs": [list(pair) for pair in pairs], "rows": sizes, "columns": lengths, "values": values}
+            if key[:2] in family and key[2] in counts and key[3] in lengths and not held_out(kind, *key):
+                cube[family.index(key[:2]), counts.index(key[2]), lengths.index(key[3])] = math.log2(us)
+        for pair, grid in zip(family, fill(cube, ([h for h, _ in family], counts, lengths), powers), strict=True):
+            for _ in range(20):
+                grid = pool(pool(grid, 1), 0)
+            table["pairs"].append(list(pair))
+            table["values"].append(coded(np.maximum.accumulate(np.maximum.accumulate(grid, 0), 1)))
+    return table
 
 
 def attention_us(table: GpuTable, kind: str, dim: int, key: tuple[int, ...]) -> float:
@@ -286,8 +324,13 @@ def fit(folder: Path, gpu: str, source: dict[str, str]) -> Row:
         path = newest(data / "attention", "vllm", f"{stem}_attention_perf.parquet")
         raw["device"] = pq.read_table(path, columns=["device"]).column(0)[0].as_py()
         found = {dim: attention_rows(path, dim) for dim in DIMS}
-        attention |= {(kind, dim): rows for dim, rows in found.items() if rows}
-        raw[kind] = {str(dim): {**origin(path), **attention_table(r, kind)} for dim, r in found.items() if r}
+        found = {dim: rows for dim, rows in found.items() if rows}
+        if kind == "decode":
+            raw["stream_fraction"] = max(stream_fraction(rows, dim, raw["bandwidth"]) for dim, rows in found.items())
+            rate = raw["stream_fraction"] * raw["bandwidth"]
+            found = {dim: from_memory(rows, dim, rate) for dim, rows in found.items()}
+        attention |= {(kind, dim): rows for dim, rows in found.items()}
+        raw[kind] = {str(dim): {**origin(path), **attention_table(r, kind)} for dim, r in found.items()}
     table = GpuTable(raw)
     for name, rows in linears.items():
         raw["linear"][name]["error"] = linear_error(table, name, rows)
