@@ -5,6 +5,7 @@ The only place that knows both the executor and the engine's configuration. Must
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from decode.accuracy_gate import gate
@@ -17,6 +18,8 @@ from decode.service import Service
 from decode.text import Tokenizer
 
 KV_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 2}  # per element; pages beside int8 weights hold fp16
+DEFAULT_SWAP = 4 * 2**30  # bytes of host memory beside a GPU
+CPU_SWAP_RATE, GPU_SWAP_RATE = 10.0, 20.0  # bytes per ns that copying pages is taken to reach: one core, and PCIe 4
 ACTIVATIONS = 2**30  # bytes kept free on a card for what a step allocates
 
 
@@ -25,7 +28,10 @@ def engine_config(model: ModelConfig, options: ServiceOptions) -> EngineConfig:
     options.length(model.max_position_embeddings)  # told before memory is looked at
     per_token = model.kv_bytes_per_token(KV_BYTES[options.weights])
     pages = pages_in(_kv_memory(model, options), options.page_size, per_token)
-    return options.engine_config(pages, model.max_position_embeddings, model.eos_token_ids, model.vocab_size)
+    config = options.engine_config(pages, model.max_position_embeddings, model.eos_token_ids, model.vocab_size)
+    page = options.page_size * per_token
+    rate = CPU_SWAP_RATE if options.device == "cpu" else GPU_SWAP_RATE
+    return replace(config, host_pages=_swap_space(options) // page, swap_page_time=max(1, int(page / rate)))
 
 
 def build_executor(model_dir: Path, config: EngineConfig, options: ServiceOptions) -> TorchExecutor:
@@ -39,6 +45,7 @@ def build_executor(model_dir: Path, config: EngineConfig, options: ServiceOption
         device=options.device,
         weights=options.weights,
         threads=options.threads or None,
+        host_pages=config.host_pages,
     )
 
 
@@ -47,6 +54,12 @@ def build_service(model_dir: Path, options: ServiceOptions) -> Service:
     config = engine_config(ModelConfig.read(model_dir), options)
     tokenizer = Tokenizer.load(model_dir)
     return Service(Engine(config), build_executor(model_dir, config, options), tokenizer)
+
+
+def _swap_space(options: ServiceOptions) -> int:
+    if options.swap_space is not None:
+        return options.swap_space
+    return 0 if options.device == "cpu" else DEFAULT_SWAP
 
 
 def _kv_memory(model: ModelConfig, options: ServiceOptions) -> int:

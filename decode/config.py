@@ -67,6 +67,9 @@ class EngineConfig:
     decode_cost: float = 1.0  # and one output token
     min_prefill_tokens: int = 32  # prompts go on by this much a step, however tight the ITL targets
     max_preemptions: int = 3  # of one request
+    # Slots for pages of evicted sequences in host memory, and the predicted time of moving one page there or back.
+    host_pages: int = 0
+    swap_page_time: int = 50_000  # ns
     early_refusal: bool = False  # refuse at once when the predicted wait is over the tier's queue_timeout
     tiers: tuple[TierConfig, ...] = (TierConfig("default"),)  # the first goes before the last
     eos_token_ids: tuple[int, ...] = ()
@@ -90,8 +93,14 @@ class EngineConfig:
         for field in ("prefill_cost", "decode_cost"):
             if not 0 < getattr(self, field) < float("inf"):
                 raise ConfigError(f"{field}: {getattr(self, field)} is not allowed; a number > 0")
-        if self.max_preemptions < 0 or self.min_prefill_tokens < 1:
-            raise ConfigError("max_preemptions and min_prefill_tokens: at least 0 and 1 are allowed")
+        for field, least in (
+            ("max_preemptions", 0),
+            ("host_pages", 0),
+            ("min_prefill_tokens", 1),
+            ("swap_page_time", 1),
+        ):
+            if getattr(self, field) < least:
+                raise ConfigError(f"{field}: {getattr(self, field)} is not allowed; an integer >= {least}")
         names = [t.name for t in self.tiers]
         if not names or len(set(names)) != len(names):
             raise ConfigError(f"tiers: {names} is not allowed; at least one, each name once")

@@ -27,6 +27,7 @@ class Stats:
     pages_used: int
     pages_cached: int
     preemptions: int
+    swaps: int  # preemptions that moved pages to host memory
     prompt_tokens: int
     prefix_hit_tokens: int
     output_tokens: int
@@ -38,7 +39,7 @@ class Engine:
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
-        self.cache = KVCache(config.num_pages, config.page_size, config.prefix_cache)
+        self.cache = KVCache(config.num_pages, config.page_size, config.prefix_cache, config.host_pages)
         self.scheduler = Scheduler(config, self.cache)
         self._tiers: dict[str, TierConfig] = {t.name: t for t in config.tiers}
         self._ranks = {t.name: 0 if config.policy == "fcfs" else rank for rank, t in enumerate(config.tiers)}
@@ -113,6 +114,7 @@ class Engine:
             pages_used=self.config.num_pages - self.cache.available,
             pages_cached=self.cache.tree.unused,
             preemptions=self.scheduler.preemptions,
+            swaps=self.scheduler.swaps,
             prompt_tokens=self._prompt_tokens,
             prefix_hit_tokens=self._hit_tokens,
             output_tokens=self._output_tokens,

@@ -11,7 +11,7 @@ from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
 from decode.page_pool import PagePool
-from decode.plan import Copy
+from decode.plan import Copy, Swap
 from decode.radix import Node, RadixTree
 
 
@@ -48,10 +48,11 @@ class Lease:
 class KVCache:
     """All KV pages of an engine, as ints."""
 
-    def __init__(self, num_pages: int, page_size: int, prefix_cache: bool) -> None:
+    def __init__(self, num_pages: int, page_size: int, prefix_cache: bool, host_pages: int = 0) -> None:
         self.page_size = page_size
         self.prefix_cache = prefix_cache
         self.pool = PagePool(num_pages)
+        self.host = PagePool(host_pages)  # slots for pages of evicted sequences; the sequence knows its own
         self.tree = RadixTree(page_size)
 
     @property
@@ -113,6 +114,18 @@ class KVCache:
                 return
             del lease.private[0]
             lease.nodes.append(node)
+
+    def swap_out(self, lease: Lease, tokens: int) -> tuple[list[int], tuple[Swap, ...]]:
+        """Slots that keep the first `tokens` positions of a lease, and the moves; the caller has seen that they are free."""
+        slots = [self.host.take() for _ in range(self.pages_for(tokens))]
+        return slots, tuple(Swap(page, slot, True) for page, slot in zip(lease.table, slots, strict=False))
+
+    def swap_in(self, lease: Lease, slots: list[int]) -> tuple[Swap, ...]:
+        """Fill a new lease from its slots, but for pages that it shares with others already; the slots are free again."""
+        for slot in slots:
+            self.host.give_back(slot)
+        shared = len(lease.nodes)
+        return tuple(Swap(page, slot, False) for page, slot in zip(lease.private, slots[shared:], strict=False))
 
     def release(self, lease: Lease) -> None:
         """End a lease: private pages become free, published ones stay cached for others."""

@@ -36,6 +36,7 @@ class ServiceOptions:
     min_prefill_tokens: int = 32
     max_preemptions: int = 3
     early_refusal: bool = False
+    swap_space: int | None = None  # bytes of host memory for evicted sequences; None = 4 GiB beside a GPU, 0 on the CPU
     weights: Precision = "fp32"
     device: str = "cpu"
     threads: int = 0  # 0 = all cores
@@ -197,6 +198,7 @@ def _tier(path: str, values: object) -> TierConfig:
 
 _PARSERS: dict[str, Any] = {
     "kv_cache_memory": _size,
+    "swap_space": lambda name, text: 0 if text == "0" else _size(name, text),
     "gpu_memory_utilization": _share,
     "watermark": _share,
     "prefix_cache": _flag,

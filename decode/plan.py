@@ -50,12 +50,20 @@ class Copy(NamedTuple):
     tokens: int
 
 
+class Swap(NamedTuple):
+    """Copy all of `page` out to `slot` of the host pool, or in from there."""
+
+    page: int
+    slot: int
+    out: bool
+
+
 class StepPlan(NamedTuple):
     """One step. Decoding sequences come first, one token each; then prompts, whose chunks may be that short, too."""
 
     step: int
     chunks: tuple[Chunk, ...]
-    copies: tuple[Copy, ...] = ()
+    copies: tuple[Copy | Swap, ...] = ()  # their order counts: a page may be read by one and written by the next
 
     @property
     def num_tokens(self) -> int:

@@ -46,6 +46,12 @@ def cheapest_first(runners: Iterable[Sequence]) -> list[Sequence]:
     return sorted(runners, key=lambda s: (-s.rank, s.computed, -s.arrival, -s.number))
 
 
+def swap_pays(config: EngineConfig, times: StepTime, computed: int, pages: int) -> bool:
+    """Whether moving `pages` out and in again is predicted to be cheaper than to compute `computed` positions again."""
+    again = times.predict(Work(computed, 0, 0, computed * computed // 2)) - times.predict(Work(0, 0, 0, 0))
+    return 2 * pages * config.swap_page_time < again
+
+
 def victim(config: EngineConfig, running: Seq[Sequence]) -> Sequence | None:
     """Who gives way when decoding is short of pages: lowest tier, latest arrival, not preempted too often before."""
     allowed = [s for s in running if s.preemptions < config.max_preemptions]

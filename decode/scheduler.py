@@ -19,7 +19,7 @@ from decode.accounts import Accounts
 from decode.config import EngineConfig
 from decode.kv_cache import KVCache, Match
 from decode.load import Load, Pace
-from decode.plan import Chunk, Copy, Draw, StepPlan
+from decode.plan import Chunk, Copy, Draw, StepPlan, Swap
 from decode.queues import Queue
 from decode.sequence import Sequence
 from decode.step_time import StepTime, Work
@@ -35,7 +35,7 @@ class Scheduler:
         self.running: list[Sequence] = []  # sorted by Sequence.key
         self.planned: list[Sequence] = []  # parallel to the last plan's chunks
         self.started: list[Sequence] = []  # first admitted by the last plan
-        self.preemptions = 0
+        self.preemptions = self.swaps = 0  # how often a sequence was evicted, and how often of that to host memory
         self.accounts = Accounts({t.name: t.weight for t in config.tiers})
         self._load = Load()
         self._queues = {t.name: Queue() for t in config.tiers}
@@ -43,6 +43,7 @@ class Scheduler:
         self._max_long = {t.name: t.max_long for t in config.tiers}
         self._paces = {t.name: Pace() for t in config.tiers}
         self._service: dict[str, float] = {}  # by tier, of the step being built
+        self._copies: list[Copy | Swap] = []
         self._work = Work(0, 0, 0, 0)
         self._planned_at = 0
 
@@ -60,6 +61,8 @@ class Scheduler:
         """Forget a sequence in whatever state; its pages are released."""
         if sequence.lease is None:
             self._queues[sequence.tier.name].remove(sequence)
+            for slot in sequence.slots:
+                self.cache.host.give_back(slot)
             return
         self.cache.release(sequence.lease)
         sequence.lease = None
@@ -78,16 +81,16 @@ class Scheduler:
         """The next step, or None when there is nothing to do."""
         self.planned, self.started, self._service, self._planned_at = [], [], {}, now
         self.accounts.settle([name for name, queue in self._queues.items() if len(queue)])
+        self._copies = []
         chunks: list[Chunk] = []
-        copies: list[Copy] = []
         closed = self._closed(now)
         self._make_way(step, closed)
         limit, short = self._plan_decodes(step, chunks)
         budget = policy.prompt_budget(self.config, self.times, self._work, limit, self._context())
-        self._plan_prompts(step, chunks, copies, budget, frozenset(self._queues) if short else closed)
+        self._plan_prompts(step, chunks, budget, frozenset(self._queues) if short else closed)
         for name in {s.tier.name for s in self.started}:
             self._paces[name].started(now, sum(s.tier.name == name for s in self.started), self.waiting(name))
-        return StepPlan(step, tuple(chunks), tuple(copies)) if chunks else None
+        return StepPlan(step, tuple(chunks), tuple(self._copies)) if chunks else None
 
     def executed(self, elapsed: int) -> None:
         """The planned step took `elapsed` ns."""
@@ -102,6 +105,9 @@ class Scheduler:
         assert self.running == sorted(self.running, key=lambda s: s.key), "running out of order"
         for sequence in chain.from_iterable(self._queues.values()):
             assert sequence.lease is None and sequence.computed == 0, "a waiting sequence holds pages"
+            assert len(sequence.slots) == self.cache.pages_for(sequence.saved), "a saved position without a slot"
+        slots = [slot for sequence in chain.from_iterable(self._queues.values()) for slot in sequence.slots]
+        assert len(set(slots)) == len(slots) == self.cache.host.size - self.cache.host.free, "a slot is lost"
         for sequence in self.running:
             assert sequence.lease is not None
             assert len(sequence.lease.table) >= self.cache.pages_for(sequence.computed), "KV without a page"
@@ -165,9 +171,18 @@ class Scheduler:
         return self.cache.match(tuple(sequence.tokens), step), sequence.limit if last else len(sequence.tokens)
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Back to its tier's queue, without pages; published ones may still be there when it returns."""
+        """Back to its tier's queue, without pages: to be computed again, or saved in host memory if that is cheaper.
+
+        Published pages may still be there when it returns.
+        """
         queue = self._queues[sequence.tier.name]
         assert sequence.lease is not None
+        pages = self.cache.pages_for(sequence.computed)
+        if pages <= self.cache.host.free and policy.swap_pays(self.config, self.times, sequence.computed, pages):
+            sequence.slots, moves = self.cache.swap_out(sequence.lease, sequence.computed)
+            sequence.saved = sequence.computed
+            self.swaps += 1
+            self._copies.extend(moves)
         self.cache.release(sequence.lease)
         sequence.lease = None
         self.running.remove(sequence)
@@ -238,9 +253,7 @@ class Scheduler:
 
     # --- prompts ---
 
-    def _plan_prompts(
-        self, step: int, chunks: list[Chunk], copies: list[Copy], budget: int, closed: frozenset[str]
-    ) -> None:
+    def _plan_prompts(self, step: int, chunks: list[Chunk], budget: int, closed: frozenset[str]) -> None:
         """Prompts under way and new ones, tier by tier in the order of policy, while there is budget."""
         before = len(self.running)
         under_way = self._under_way()
@@ -253,7 +266,7 @@ class Scheduler:
                 return
             if sequence.lease is not None:
                 under_way[sequence.tier.name].pop()
-            elif not self._start(sequence, step, copies):
+            elif not self._start(sequence, step):
                 owed = self.accounts.owed(sequence.tier.name, [h.tier.name for h in self._heads(closed)])
                 rank = policy.stopped_by(self.config, sequence, owed)
                 closed |= {head.tier.name for head in self._heads(closed) if head.rank >= rank}
@@ -274,18 +287,25 @@ class Scheduler:
                     found.setdefault(sequence.tier.name, []).append(sequence)
         return found
 
-    def _start(self, sequence: Sequence, step: int, copies: list[Copy]) -> bool:
+    def _start(self, sequence: Sequence, step: int) -> bool:
         """Let a waiting sequence run, if its pages can be had."""
         match, need = self._match(sequence, step)
         if not self.cache.fits(match, need, self.config.watermark_pages if self.running else 0):
             return False
         self._queues[sequence.tier.name].remove(sequence)
-        sequence.lease, todo = self.cache.lease(match, need)
+        sequence.lease, copies = self.cache.lease(match, need)
         sequence.computed = match.cached(self.cache.page_size)
         if sequence.preemptions == 0:
             sequence.cached = sequence.charged = sequence.computed
             self.started.append(sequence)
-        copies.extend(todo)
+        if sequence.saved > sequence.computed:
+            sequence.computed = sequence.saved
+            self._copies.extend(self.cache.swap_in(sequence.lease, sequence.slots))
+        else:
+            self._copies.extend(copies)
+            for slot in sequence.slots:
+                self.cache.host.give_back(slot)
+        sequence.saved, sequence.slots = 0, []
         insort(self.running, sequence, key=lambda s: s.key)
         return True
 

@@ -27,6 +27,8 @@ class Sequence:
         "prompt_len",
         "rank",
         "request",
+        "saved",
+        "slots",
         "stop_ids",
         "tier",
         "tokens",
@@ -57,6 +59,8 @@ class Sequence:
         self.cached = 0  # prompt tokens that came from the prefix cache when it first started
         self.preemptions = 0
         self.lease: Lease | None = None
+        self.saved = 0  # positions [0, saved) are in `slots` of the host pool while it waits
+        self.slots: list[int] = []
 
     @property
     def remaining(self) -> int:

@@ -22,6 +22,9 @@ from decode.types import FinishReason, Request
 GAP = 1000  # ns: gaps between tokens are counted by the whole microsecond
 NEVER = float("inf")
 
+COUNTERS = ("sent", "rejected", "failed", "in_time", "output_tokens", "tokens_in_time", "prompt_tokens")
+COUNTERS += ("cached_tokens", "preemptions")
+
 Timed = tuple[int, Request]  # ns from the start, ascending
 
 
@@ -45,10 +48,8 @@ class TierRecord:
 
     def add(self, other: TierRecord) -> None:
         """Take in what another replica did."""
-        for name in ("sent", "rejected", "failed", "in_time", "output_tokens", "tokens_in_time", "prompt_tokens"):
+        for name in COUNTERS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.cached_tokens += other.cached_tokens
-        self.preemptions += other.preemptions
         self.ttft.extend(other.ttft)
         self.e2e.extend(other.e2e)
         self.gaps.update(other.gaps)
@@ -57,16 +58,41 @@ class TierRecord:
 
 @dataclass
 class Outcome:
-    """A simulated run; times in ns, pages as shares of the whole cache, weighted by time while the machine was busy."""
+    """A simulated run of one or more replicas; times in ns. Averages are over the time in which a step ran."""
 
     tiers: dict[str, TierRecord]
-    span: int = 0  # from the first arrival's clock zero to the end of the last step
-    busy: int = 0
+    replicas: int = 1
+    span: int = 0  # from the start of the load to the end of the last step
+    busy: int = 0  # over all replicas
     steps: int = 0
     preemptions: int = 0
-    pages: float = 0.0
-    pages_peak: float = 0.0
-    running: float = 0.0  # sequences in a step, on average over busy time
+    page_time: float = 0.0  # share of the pages in use, times ns
+    pages_peak: float = 0.0  # share
+    running_time: int = 0  # sequences in a step, times ns
+
+    @property
+    def utilization(self) -> float:
+        """Share of the span in which a step ran."""
+        return self.busy / max(1, self.span * self.replicas)
+
+    @property
+    def pages(self) -> float:
+        """Share of the pages in use."""
+        return self.page_time / max(1, self.busy)
+
+    @property
+    def running(self) -> float:
+        """Sequences in a step."""
+        return self.running_time / max(1, self.busy)
+
+    def add(self, other: Outcome) -> None:
+        """Take in what other replicas did with the same tiers."""
+        for name, record in other.tiers.items():
+            self.tiers[name].add(record)
+        for name in ("replicas", "busy", "steps", "preemptions", "page_time", "running_time"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.span = max(self.span, other.span)
+        self.pages_peak = max(self.pages_peak, other.pages_peak)
 
 
 class _Live:
@@ -173,25 +199,19 @@ class Watch:
         self._cache, self._total = engine.cache, engine.config.num_pages
         self._outcome = outcome
         self._also = also
-        self._page_time = self._peak = self._running_time = 0
 
     def step(self, now: int, inputs: Sequence[Input], plan: StepPlan | None, result: StepResult | None) -> None:
         if plan is not None and result is not None:
-            used, elapsed = self._total - self._cache.available, result.elapsed
-            self._outcome.busy += elapsed
-            self._outcome.steps += 1
-            self._page_time += used * elapsed
-            self._running_time += len(plan.chunks) * elapsed
-            self._peak = max(self._peak, used)
+            seen, elapsed = self._outcome, result.elapsed
+            used = 1 - self._cache.available / self._total
+            seen.busy += elapsed
+            seen.steps += 1
+            seen.page_time += used * elapsed
+            seen.running_time += len(plan.chunks) * elapsed
+            if used > seen.pages_peak:
+                seen.pages_peak = used
         if self._also is not None:
             self._also.step(now, inputs, plan, result)
-
-    def close(self) -> None:
-        """Work out the averages."""
-        busy = max(1, self._outcome.busy)
-        self._outcome.pages = self._page_time / busy / self._total
-        self._outcome.pages_peak = self._peak / self._total
-        self._outcome.running = self._running_time / busy
 
 
 def simulate(
@@ -209,6 +229,5 @@ def simulate(
     Driver(engine, CostModelExecutor(law), clock, Feed(requests, clock, recorder), recorder, watch).run()
     if not engine.idle:
         raise RuntimeError(f"the scheduler stands still with requests waiting: {engine.stats()}")
-    watch.close()
     outcome.span, outcome.preemptions = clock.now(), engine.stats().preemptions
     return outcome

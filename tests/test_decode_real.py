@@ -28,7 +28,7 @@ def executor(tmp_path_factory: pytest.TempPathFactory) -> TorchExecutor:
     source = save_hf(random_model("llama"), tmp_path_factory.mktemp("tiny"))
     directory = build_llm(f"hf:{source}", tmp_path_factory.mktemp("built")).out
     torch.set_num_threads(2)
-    return TorchExecutor(directory, num_pages=PAGES, page_size=PAGE)
+    return TorchExecutor(directory, num_pages=PAGES, page_size=PAGE, host_pages=PAGES)
 
 
 class World:
@@ -116,6 +116,19 @@ def test_cached_prompts_give_the_same_tokens(executor: TorchExecutor, alone: Out
 def test_preempted_requests_give_the_same_tokens(executor: TorchExecutor, alone: Outputs, prefix_cache: bool) -> None:
     outputs, stats, _ = served(executor, mixed(), num_pages=8, watermark=0.0, prefix_cache=prefix_cache)
     assert stats.preemptions > 0
+    assert outputs == alone
+
+
+@pytest.mark.parametrize("prefix_cache", [True, False])
+@pytest.mark.parametrize("host_pages", [3, PAGES])
+def test_swapped_requests_give_the_same_tokens(
+    executor: TorchExecutor, alone: Outputs, prefix_cache: bool, host_pages: int
+) -> None:
+    """Pages go out to host memory and come back; when it is full, the rest is computed again."""
+    limits = {"num_pages": 8, "watermark": 0.0, "prefix_cache": prefix_cache}
+    outputs, stats, _ = served(executor, mixed(), host_pages=host_pages, swap_page_time=1, **limits)
+    assert 0 < stats.swaps <= stats.preemptions
+    assert host_pages == PAGES or stats.swaps < stats.preemptions
     assert outputs == alone
 
 

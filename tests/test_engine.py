@@ -25,6 +25,7 @@ from decode.plan import (
     StepPlan,
     StepResult,
     Submit,
+    Swap,
     TokenOut,
 )
 from decode.types import FinishReason, RejectReason, Request, SamplingParams
@@ -98,6 +99,13 @@ class Bench:
         assert 0 < plan.num_tokens <= self.config.max_num_batched_tokens
         assert len({c.seq for c in plan.chunks}) == len(plan.chunks) <= self.config.max_num_seqs
         for copy in plan.copies:
+            if isinstance(copy, Swap):  # slots lie beside the pages, as pages -1, -2, …
+                source, target = (copy.page, -1 - copy.slot) if copy.out else (-1 - copy.slot, copy.page)
+                for offset in range(size):
+                    self.kv.pop((target, offset), None)
+                    if (source, offset) in self.kv:
+                        self.kv[target, offset] = self.kv[source, offset]
+                continue
             for offset in range(copy.tokens):
                 self.kv[copy.dst, offset] = self.kv[copy.src, offset]
         writes: dict[tuple[int, int], int] = {}
@@ -515,6 +523,7 @@ def test_stats_count_what_happened() -> None:
         pages_used=3,  # one shared, one each of their own
         pages_cached=0,
         preemptions=0,
+        swaps=0,
         prompt_tokens=11,
         prefix_hit_tokens=4,
         output_tokens=2,

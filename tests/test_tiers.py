@@ -173,15 +173,22 @@ def test_absolute_priority_starves_and_is_kept_to_show_it() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(data=st.data(), pages=st.integers(30, 120), policy=st.sampled_from(["weighted", "priority", "fcfs"]))
-def test_random_lives_end_once_and_nothing_idles(data: st.DataObject, pages: int, policy: str) -> None:
+@given(
+    data=st.data(),
+    pages=st.integers(30, 120),
+    host=st.sampled_from([0, 7, 300]),
+    policy=st.sampled_from(["weighted", "priority", "fcfs"]),
+)
+def test_random_lives_end_once_and_nothing_idles(data: st.DataObject, pages: int, host: int, policy: str) -> None:
     """Arrivals, cancels, tiers, gaps, caps and few pages: invariants after every operation, one end for each request."""
     tiers = (
         replace(THREE[0], queue_timeout=60 * MS),
         replace(THREE[1], max_long=1, long_tokens=20),
         replace(THREE[2], max_queue=5),
     )
-    bench = Bench(config(tiers=tiers, num_pages=pages, policy=policy, max_preemptions=2, early_refusal=True))
+    bench = Bench(
+        config(tiers=tiers, num_pages=pages, policy=policy, max_preemptions=2, early_refusal=True, host_pages=host)
+    )
     names = []
     for n in range(data.draw(st.integers(1, 30))):
         tier = data.draw(st.sampled_from(["interactive", "api", "batch"]))
@@ -331,3 +338,18 @@ def test_limits_of_a_tier_are_checked(changes: dict[str, float], told: str) -> N
 def test_an_unknown_policy_is_refused() -> None:
     with pytest.raises(ConfigError, match="policy: 'lifo' is not allowed; one of weighted, priority, fcfs"):
         config(policy="lifo")
+
+
+@pytest.mark.parametrize(("host", "swaps"), [(0, 0), (3, 0), (400, 1)])
+def test_an_evicted_sequence_is_saved_where_that_is_cheaper_and_there_is_room(host: int, swaps: int) -> None:
+    bench = Bench(config(tiers=THREE, host_pages=host, swap_page_time=1, max_num_seqs=1))
+    bench.executor._elapsed = linear
+    bench.submit(request("bulk", 40, 60, "batch"))
+    for _ in range(20):
+        bench.step()
+    bench.submit(request("now", 8, 3, "interactive"))
+    bench.run()
+    assert bench.engine.scheduler.swaps == swaps and bench.engine.stats().preemptions == 1
+    computed = sum(len(c.tokens) for plan in bench.plans for c in plan.chunks)
+    assert bench.engine.cache.host.free == host
+    assert len(bench.output("bulk")) == 60 and (computed == 40 + 59 + 8 + 2 or not swaps)

@@ -31,6 +31,8 @@ CONFIG = EngineConfig(
         TierConfig("other", idle_below=0.4, max_long=1, long_tokens=40),
     ),
     early_refusal=True,
+    host_pages=20,
+    swap_page_time=1_000,
     eos_token_ids=(2,),
     watermark=0.05,
 )
@@ -80,7 +82,7 @@ def record(executor: Executor, seed: int, vocab: int) -> tuple[Trace, list[Event
 
 
 def test_a_torch_run_and_its_replay_have_equal_plans_and_events(smollm2_dir: Path) -> None:
-    executor = TorchExecutor(smollm2_dir, num_pages=CONFIG.num_pages, page_size=CONFIG.page_size)
+    executor = TorchExecutor(smollm2_dir, num_pages=CONFIG.num_pages, page_size=CONFIG.page_size, host_pages=20)
     trace, events = record(executor, seed=1, vocab=40_000)
     digest, again = replay(trace, CONFIG)
     assert digest == trace.digest

@@ -16,13 +16,14 @@ from torch import Tensor
 
 from decode.executors.batch import Batch
 from decode.executors.cpu_step import compiled
+from decode.executors.host_pages import HostPages
 from decode.executors.kernels import LINEAR, PARTS, PHASE_BYTES, PHASES_PER_LAYER, STEP
 from decode.executors.model_config import ModelConfig
 from decode.executors.packing import Arena, huge, pack, pack_gate_up, packed_bytes, padded
 from decode.executors.simd import LANES
 from decode.executors.smoothing import Smoothing
 from decode.executors.weights import Linear, Weights, inverse_frequencies
-from decode.plan import Copy
+from decode.plan import Copy, Swap
 
 # dtypes of weights and of KV pages
 DTYPES = {
@@ -38,8 +39,9 @@ class CpuModel:
     """A model on the CPU with `num_pages` KV pages of `page_size` tokens."""
 
     def __init__(
-        self, config: ModelConfig, weights: Weights, kind: str, num_pages: int, page_size: int, threads: int
-    ) -> None:
+        self, config: ModelConfig, weights: Weights, kind: str, num_pages: int, page_size: int, threads: int,
+        host_pages: int = 0,
+    ) -> None:  # fmt: skip
         self.config, self._kind = config, kind
         self._weight_dtype, self._kv_dtype = DTYPES[kind]
         self._step = np.zeros(1, STEP)
@@ -49,7 +51,7 @@ class CpuModel:
         self._parallel = _parallel_call()
         self._set(team=threads if self._parallel else 1, eps=config.norm_eps, score_scale=config.head_dim**-0.5)
         self._set_sizes()
-        self._lay_out_pages(num_pages, page_size)
+        self._lay_out_pages(num_pages, page_size, host_pages)
         self._pack(weights)
         self._entry = compiled(kind)
 
@@ -78,7 +80,7 @@ class CpuModel:
         phases = 3 + config.num_layers * PHASES_PER_LAYER
         self._keep("counters", np.zeros(phases * PHASE_BYTES, np.uint8))
 
-    def _lay_out_pages(self, num_pages: int, page_size: int) -> None:
+    def _lay_out_pages(self, num_pages: int, page_size: int, host_pages: int) -> None:
         config, size = self.config, self._kv_dtype.itemsize
         blocks = padded(page_size) // LANES
         keys, values = blocks * LANES * config.head_dim, page_size * padded(config.head_dim)
@@ -87,6 +89,7 @@ class CpuModel:
         pages = torch.from_numpy(self._kept["kv"]).view(self._kv_dtype).view(shape)
         self._keys = pages[..., :keys].view(*shape[:3], blocks, config.head_dim, LANES)
         self._values = pages[..., keys:].view(*shape[:3], page_size, -1)
+        self._host = HostPages(pages, 1, host_pages)
         self.kv_bytes_per_token = pages[:, 0].nbytes // page_size
         self._set(
             kv_bytes=size, num_pages=num_pages, page_size=page_size, page_blocks=blocks, value_at=keys * size,
@@ -125,9 +128,13 @@ class CpuModel:
 
     # --- steps ---
 
-    def copy(self, copies: tuple[Copy, ...]) -> None:
+    def copy(self, copies: tuple[Copy | Swap, ...]) -> None:
         """Do the copies of a plan, in order."""
-        for src, dst, tokens in copies:
+        for copy in copies:
+            if isinstance(copy, Swap):
+                self._host.move(copy)
+                continue
+            src, dst, tokens = copy
             whole, rest = divmod(tokens, LANES)
             self._keys[:, dst, :, :whole] = self._keys[:, src, :, :whole]
             if rest:

@@ -19,7 +19,7 @@ from decode.executors.model import Model
 from decode.executors.model_config import ModelConfig
 from decode.executors.paged_attention import Attention, Inputs, PagedKV, pick_attention
 from decode.executors.weights import Layer, Linear, Weights
-from decode.plan import Copy
+from decode.plan import Copy, Swap
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -39,6 +39,7 @@ class CudaModel:
         page_size: int,
         device: torch.device,
         attention: Attention | None = None,
+        host_pages: int = 0,
     ) -> None:
         if kind not in DTYPES:
             raise ConfigError(f"weights: {kind} is not allowed on device {device}; one of {', '.join(DTYPES)}")
@@ -47,13 +48,13 @@ class CudaModel:
         held = _moved(weights, device, DTYPES[kind])
         self.weights_bytes = _bytes(held)
         self._model = Model(config, held, device)
-        self._kv = PagedKV(config, num_pages + 1, page_size, DTYPES[kind], device)
+        self._kv = PagedKV(config, num_pages + 1, page_size, DTYPES[kind], device, host_pages)
         self.kv_bytes_per_token = self._kv.bytes_per_token
         self._attention = attention or pick_attention(config, self._kv.pages[0], self._scratch_page)
         self._graphs: dict[tuple[int, ...], _Graph] = {}
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None  # memory all graphs share
 
-    def copy(self, copies: tuple[Copy, ...]) -> None:
+    def copy(self, copies: tuple[Copy | Swap, ...]) -> None:
         """Do the copies of a plan, in order."""
         self._kv.copy(copies)
 

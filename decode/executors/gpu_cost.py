@@ -33,7 +33,7 @@ class GpuError(ValueError):
 
 
 class StepWork(NamedTuple):
-    """What one step computes. For a chunk of t prompt tokens after c others, `prefill_context` grows by t * (c + t / 2)."""
+    """What one step computes. A chunk of t prompt tokens after c others adds t * (c + t / 2) to `prefill_context`."""
 
     prefill_tokens: int = 0
     prefills: int = 0  # chunks that these tokens come in
@@ -170,44 +170,46 @@ class GpuTable:
         return Grid(Axis(self.tokens(precision)), Axis([1]), [[v] for v in self.linear(precision, n, k)], 0.0)
 
     def attention(self, kind: Kind, heads: int, kv_heads: int, head_dim: int) -> Grid:
-        """Latency over (sequences, context) for decode, over (prompts, tokens of each) for prefill."""
+        """Latency over (sequences, context) for decode, over (prompts, tokens of each) for prefill.
+
+        Heads that were not measured lie between those that were, with as many query heads to a KV head; sequences and
+        KV heads are alike to the kernels, so more KV heads than measured count as more sequences.
+        """
         dim = min(self.raw[kind], key=lambda d: abs(math.log2(head_dim / int(d))))
-        table, scale, power = self.raw[kind][dim], head_dim / int(dim), 2.0 if kind == "prefill" else 1.0
-        pairs = {tuple(pair): values for pair, values in zip(table["pairs"], table["values"], strict=True)}
+        table, scale = self.raw[kind][dim], head_dim / int(dim)
+        pairs = {tuple(pair): cells for pair, cells in zip(table["pairs"], table["values"], strict=True)}
         group, most = heads / kv_heads, max(kv for h, kv in pairs if h > kv)
-        if (
-            heads,
-            kv_heads,
-        ) not in pairs and kv_heads > most:  # sequences and KV heads are alike: so many more sequences
-            kv_heads, scale = most, scale * kv_heads / most
-        known = sorted({kv for h, kv in pairs if kv <= most})
-        i, f, _ = Axis(known).find(kv_heads)
-        shape = (len(table["rows"]), len(table["columns"]))
-        total = [[0.0] * shape[1] for _ in range(shape[0])]
-        ends = (
-            [(kv_heads, 1.0)]
-            if (heads, kv_heads) in pairs
-            else [(known[i], 1 - f), (known[min(i + 1, len(known) - 1)], f)]
-        )
+        ends = [(kv_heads, 1.0)]
+        if (heads, kv_heads) not in pairs:
+            if kv_heads > most:
+                kv_heads, scale = most, scale * kv_heads / most
+            known = sorted({kv for _, kv in pairs if kv <= most})
+            i, f, _ = Axis(known).find(kv_heads)
+            ends = [(known[i], 1 - f), (known[min(i + 1, len(known) - 1)], f)]
+        total = [[0.0] * len(table["columns"]) for _ in table["rows"]]
         for kv, weight in ends:
             sizes = sorted(h for h, other in pairs if other == kv)
             j, g, beyond = Axis(sizes).find(group * kv)
             more = beyond if kind == "prefill" else 0.0  # each query head costs; K and V are read once for a group
-            for at, share in ((j, 1 - g), (j + 1, g)):
-                if weight * share:
-                    cells = pairs[sizes[at], kv]
-                    for a in range(shape[0]):
-                        row = total[a]
-                        for b in range(shape[1]):
-                            row[b] += weight * share * (cells[a][b] / STEPS + more)
-        return Grid(Axis(table["rows"]), Axis(table["columns"]), total, power, scale)
+            for at, share in ((j, weight * (1 - g)), (j + 1, weight * g)):
+                if share:
+                    add(total, share, pairs[sizes[at], kv], more)
+        return Grid(Axis(table["rows"]), Axis(table["columns"]), total, 2.0 if kind == "prefill" else 1.0, scale)
+
+
+def add(total: list[list[float]], share: float, cells: list[list[int]], more: float) -> None:
+    """Add a share of a table's cells, each `more` octaves up, to `total`."""
+    for row, line in zip(total, cells, strict=True):
+        for j, cell in enumerate(line):
+            row[j] += share * (cell / STEPS + more)
 
 
 def prefill_ns(prefill: Grid, decode: Grid, chunks: int, tokens: int, context: float) -> float:
     """Attention of `chunks` chunks in one layer.
 
     Measured were whole prompts. A chunk behind a context costs as much as a whole prompt with as many products of
-    query and key: L with L * L / 2 = tokens * positions; and no less than reading its keys and values once, as a decode does.
+    query and key: L with L * L / 2 = tokens * positions; and no less than reading its keys and values once, as a
+    decode does.
     """
     length = math.sqrt(2.0 * context / chunks)
     return max(prefill.ns(chunks, length), decode.ns(chunks, context / tokens))
@@ -220,7 +222,7 @@ class GpuLaw:
         """Raises GpuError for a precision without measurements. The head is never quantized."""
         self.table, self.model, self.precision = table, model, precision
         dense, plain = table.precision(precision), table.precision("fp16")
-        self._bandwidth = table.raw["bandwidth"] * table.raw["bandwidth_fraction"] / 1e9  # bytes per ns
+        self._bandwidth: float = table.raw["bandwidth"] * table.raw["bandwidth_fraction"] / 1e9  # bytes per ns
         self._kernel = float(table.raw["kernel_ns"])
         curves = [table.linear(dense, n, k) for n, k in model.linears()]
         layer = [[math.log2(sum(2.0**v for v in at))] for at in zip(*curves, strict=True)]
@@ -256,7 +258,8 @@ class GpuLaw:
         moved = tokens * ELEMENT * (6 * m.hidden + 2 * (q + kv) + 3 * m.intermediate)
         small = SMALL_KERNELS * self._kernel + moved / self._bandwidth
         edges = 2 * self._kernel + 4 * tokens * ELEMENT * m.hidden / self._bandwidth
-        self._blocks[tokens] = total = m.layers * (self._linear.ns(tokens, 1) + small) + edges
+        total = m.layers * (self._linear.ns(tokens, 1) + small) + edges
+        self._blocks[tokens] = total
         return total
 
     def _draw(self, draws: int) -> float:

@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from decode.executors.batch import Batch
+from decode.executors.host_pages import HostPages
 from decode.executors.model_config import ModelConfig
-from decode.plan import Copy
+from decode.plan import Copy, Swap
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +60,21 @@ class PagedKV:
     """Keys and values [layers, 2, pages, page_size, kv_heads, head_dim]."""
 
     def __init__(
-        self, config: ModelConfig, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
+        self, config: ModelConfig, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device,
+        host_pages: int = 0,
+    ) -> None:  # fmt: skip
         shape = (config.num_layers, 2, num_pages, page_size, config.num_kv_heads, config.head_dim)
         self.pages = torch.zeros(shape, dtype=dtype, device=device)
+        self._host = HostPages(self.pages, 2, host_pages)
         self.bytes_per_token = self.pages[:, :, 0].nbytes // page_size
 
-    def copy(self, copies: tuple[Copy, ...]) -> None:
+    def copy(self, copies: tuple[Copy | Swap, ...]) -> None:
         """Do the copies of a plan, in order."""
-        for src, dst, tokens in copies:
+        for copy in copies:
+            if isinstance(copy, Swap):
+                self._host.move(copy)
+                continue
+            src, dst, tokens = copy
             self.pages[:, :, dst, :tokens] = self.pages[:, :, src, :tokens]
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:

@@ -31,6 +31,7 @@ class TorchExecutor:
         device: str = "cpu",
         weights: Precision = "fp32",
         threads: int | None = None,
+        host_pages: int = 0,
     ) -> None:
         if threads is not None:
             torch.set_num_threads(threads)
@@ -38,9 +39,11 @@ class TorchExecutor:
         loaded = weight_files.load(Path(model_dir), self.config, torch.float32)
         self._model: CpuModel | CudaModel
         if device == "cpu":
-            self._model = CpuModel(self.config, loaded, weights, num_pages, page_size, torch.get_num_threads())
+            team = torch.get_num_threads()
+            self._model = CpuModel(self.config, loaded, weights, num_pages, page_size, team, host_pages)
         else:
-            self._model = CudaModel(self.config, loaded, weights, num_pages, page_size, torch.device(device))
+            where = torch.device(device)
+            self._model = CudaModel(self.config, loaded, weights, num_pages, page_size, where, host_pages=host_pages)
         self._page_size = page_size
         self._sampler = Sampler(self.config.vocab_size, device)
         self.profile: dict[str, float] = dict.fromkeys(("linear", "attention", "sampling", "other"), 0.0)

@@ -1,0 +1,25 @@
+"""Pages of evicted sequences in host memory, and the way there and back. Must not know whose they are."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from decode.plan import Swap
+
+
+class HostPages:
+    """`count` slots beside `pages`, whose axis `axis` runs over pages; pinned when `pages` are on a GPU."""
+
+    def __init__(self, pages: Tensor, axis: int, count: int) -> None:
+        shape = [count, *(size for at, size in enumerate(pages.shape) if at != axis)]
+        self._pages = pages.movedim(axis, 0)
+        self._slots = torch.empty(shape, dtype=pages.dtype, pin_memory=pages.is_cuda and count > 0)
+
+    def move(self, swap: Swap) -> None:
+        """Copy one page out to its slot, or in from it; all layers, K and V."""
+        page, slot = self._pages[swap.page], self._slots[swap.slot]
+        if swap.out:
+            slot.copy_(page)
+        else:
+            page.copy_(slot)
