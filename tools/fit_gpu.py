@@ -51,6 +51,7 @@ CHECKED = 4000  # most held-out rows that an error is taken over, chosen by the 
 # Weights of a precision → its table of linear layers; fp16 takes bf16: the units run both at one rate.
 INT8_FROM = {"a100_sxm": ("trtllm", "sq")}  # 8-bit weights and activations
 Row = dict[str, Any]
+Groups = dict[str, list[tuple[int, ...]]]
 
 
 def drawn(*key: object) -> int:
@@ -64,7 +65,7 @@ def held_out(*key: object) -> bool:
 
 def newest(folder: Path, framework: str, name: str) -> Path:
     """The file of the framework's latest version that has it."""
-    found = [path for path in folder.glob(f"{framework}/*/{name}")]
+    found = folder.glob(f"{framework}/*/{name}")
     return max(found, key=lambda path: [int("0" + "".join(filter(str.isdigit, w))) for w in path.parts[-2].split(".")])
 
 
@@ -92,7 +93,7 @@ def pool(values: np.ndarray, axis: int) -> np.ndarray:
 
 
 def floor_and_work(values: np.ndarray, axes: Sequence[Sequence[int]], powers: Sequence[float]) -> np.ndarray:
-    """log2 of the least time plus the work at the best rate: the bend that every operator has between small and large."""
+    """log2 of the least time plus the work at the best rate: the bend that every operator has from small to large."""
     sizes = [np.array(axis, dtype=float) ** power for axis, power in zip(axes, powers, strict=True)]
     work = functools.reduce(np.multiply.outer, sizes)
     rate = np.nanmax(work / 2**values)
@@ -165,12 +166,11 @@ def linear_table(rows: dict[tuple[int, ...], float], origin: dict[str, str]) -> 
     return {**origin, "m": m_axis, "n": n_axis, "k": k_axis, "values": coded(pool(cube, 2))}
 
 
-def linear_error(table: GpuTable, name: str, rows: dict[tuple[int, ...], float]) -> Row:
-    held = [key for key in rows if held_out(key[1], key[2])]
-    between = [key for key in rows if not held_out(key[1], key[2]) and key[0] not in table.tokens(name)]
+def linear_groups(table: GpuTable, name: str, rows: dict[tuple[int, ...], float]) -> Groups:
+    """Shapes that are held out, and numbers of tokens between those stored."""
     return {
-        "shapes": errors((linear_us(table, name, *key), rows[key]) for key in some(held)),
-        "tokens": errors((linear_us(table, name, *key), rows[key]) for key in some(between)),
+        "shapes": some(key for key in rows if held_out(*key[1:])),
+        "tokens": some(key for key in rows if not held_out(*key[1:]) and key[0] not in table.tokens(name)),
     }
 
 
@@ -248,22 +248,18 @@ def attention_us(table: GpuTable, kind: str, dim: int, key: tuple[int, ...]) -> 
     return prefill_ns(prefill, decode, count, count * length, count * length * length / 2) / 1000
 
 
-def attention_error(table: GpuTable, kind: str, dim: int, rows: dict[tuple[int, ...], float]) -> Row:
-    """On held-out rows of stored heads, on lengths between those stored, and on heads that are not stored."""
+def attention_groups(table: GpuTable, kind: str, dim: int, rows: dict[tuple[int, ...], float]) -> Groups:
+    """Held-out rows of stored heads, lengths between those stored, and heads that are not stored."""
     operator = table.raw[kind][str(dim)]
     pairs = {tuple(pair) for pair in operator["pairs"]}
     lengths = operator["columns"]
     usual = [key for key in rows if key[3] >= lengths[0]]
     groups = {
-        "held_out": [key for key in usual if key[:2] in pairs and key[3] in lengths and held_out(kind, *key)],
-        "lengths": [key for key in usual if key[:2] in pairs and key[3] not in lengths],
-        "heads": [key for key in usual if key[:2] not in pairs],
+        "held_out": some(k for k in usual if k[:2] in pairs and k[3] in lengths and held_out(kind, *k)),
+        "lengths": some(k for k in usual if k[:2] in pairs and k[3] not in lengths),
+        "heads": some(k for k in usual if k[:2] not in pairs),
     }
-    return {
-        name: errors((attention_us(table, kind, dim, key), rows[key]) for key in some(keys))
-        for name, keys in groups.items()
-        if keys
-    }
+    return {name: keys for name, keys in groups.items() if keys}
 
 
 # A file
@@ -312,7 +308,7 @@ def origin(path: Path) -> dict[str, str]:
     return {"framework": path.parts[-3], "version": path.parts[-2]}
 
 
-def fit(folder: Path, gpu: str, source: dict[str, str]) -> Row:
+def fit(folder: Path, gpu: str, source: dict[str, str], fixture: Path | None = None) -> Row:
     data = folder / "data" / gpu
     raw: Row = {"gpu": gpu, "aliases": GPUS[gpu], "estimated": False, "source": source, **system(folder, gpu)}
     sources = linear_sources(data, gpu)
@@ -331,12 +327,33 @@ def fit(folder: Path, gpu: str, source: dict[str, str]) -> Row:
             found = {dim: from_memory(rows, dim, rate) for dim, rows in found.items()}
         attention |= {(kind, dim): rows for dim, rows in found.items()}
         raw[kind] = {str(dim): {**origin(path), **attention_table(r, kind)} for dim, r in found.items()}
-    table = GpuTable(raw)
-    for name, rows in linears.items():
-        raw["linear"][name]["error"] = linear_error(table, name, rows)
-    for (kind, dim), rows in attention.items():
-        raw[kind][str(dim)]["error"] = attention_error(table, kind, dim, rows)
+    examine(raw, linears, attention, fixture)
     return raw
+
+
+def examine(
+    raw: Row,
+    linears: dict[str, dict[tuple[int, ...], float]],
+    attention: dict[tuple[str, int], dict[tuple[int, ...], float]],
+    fixture: Path | None,
+) -> None:
+    """Add the errors to a table; the rows that are held out go into `fixture`, so that a test can find the same."""
+    table, held = GpuTable(raw), {}
+    for name, rows in linears.items():
+        groups = linear_groups(table, name, rows)
+        raw["linear"][name]["error"] = {
+            group: errors((linear_us(table, name, *key), rows[key]) for key in keys) for group, keys in groups.items()
+        }
+        held[f"linear {name}"] = [[*key, round(rows[key], 2)] for key in groups["shapes"]]
+    for (kind, dim), rows in attention.items():
+        groups = attention_groups(table, kind, dim, rows)
+        raw[kind][str(dim)]["error"] = {
+            group: errors((attention_us(table, kind, dim, key), rows[key]) for key in keys)
+            for group, keys in groups.items()
+        }
+        held[f"{kind} {dim}"] = [[*key, round(rows[key], 2)] for key in groups["held_out"]]
+    if fixture:
+        fixture.write_text(json.dumps({"gpu": raw["gpu"], **held}, separators=(",", ":")) + "\n")
 
 
 def report(raw: Row) -> None:
@@ -348,23 +365,28 @@ def report(raw: Row) -> None:
 
 
 def write(raw: Row) -> None:
-    """One line per row of values, so that a change can be read."""
-    text = json.dumps(raw, indent=1)
-    flat = json.dumps(raw, separators=(",", ":"))
-    assert json.loads(text) == json.loads(flat)
-    (TABLES / f"{raw['gpu']}.json").write_text(flat.replace("]],", "]],\n").replace('"values"', '\n"values"') + "\n")
+    """A line for each block of values, so that a change can be read."""
+    text = json.dumps(raw, separators=(",", ":")).replace("]],", "]],\n").replace('"values"', '\n"values"')
+    (TABLES / f"{raw['gpu']}.json").write_text(text + "\n", encoding="utf-8")
+
+
+def package(wheel: Path) -> tuple[Path, dict[str, str]]:
+    """The folder of measurements in an unpacked wheel, and what to say of it."""
+    meta = next(wheel.glob("aiconfigurator_core-*.dist-info"))
+    version = meta.name.removesuffix(".dist-info").split("-")[1]
+    source = {"package": "aiconfigurator-core", "version": version, "licence": "Apache-2.0"}
+    return wheel / "aiconfigurator_core" / "systems", source
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("wheel", type=Path, help="folder that the wheel was unpacked into")
     parser.add_argument("gpus", nargs="*", help="only these")
+    parser.add_argument("--fixture", type=Path, help="write the held-out rows of the (last) GPU to this file")
     arguments = parser.parse_args()
-    meta = next(arguments.wheel.glob("aiconfigurator_core-*.dist-info"))
-    version = meta.name.removesuffix(".dist-info").split("-")[1]
-    source = {"package": "aiconfigurator-core", "version": version, "licence": "Apache-2.0"}
+    folder, source = package(arguments.wheel)
     for gpu in arguments.gpus or GPUS:
-        raw = fit(arguments.wheel / "aiconfigurator_core" / "systems", gpu, source)
+        raw = fit(folder, gpu, source, arguments.fixture)
         write(raw)
         report(raw)
 
