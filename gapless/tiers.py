@@ -22,7 +22,7 @@ from gapless.commands.loadtest import progress_bar
 from loadtest.arrivals import Z95, schedule
 from loadtest.prompts import Prompts
 from loadtest.run import Client, Job, LoadtestError, run
-from loadtest.samples import Planned, Sample
+from loadtest.samples import Sample
 from loadtest.verdict import ClassSummary, lag_reason, summarize
 
 Scenario = Literal["mixed", "overload", "promise"]
@@ -89,17 +89,24 @@ def _at(shape: LlmTraffic, rate: float) -> LlmTraffic:
     return shape.model_copy(update={"rate": rate})
 
 
-def sustains(samples: Sequence[Sample], mix: Sequence[Planned], begin: int, end: int) -> float:
-    """Requests/s of `mix` that a closed burst shows: output tokens that came in [begin, end) over those of a request.
+def sustains(samples: Sequence[Sample], traffic: Mapping[str, LlmTraffic], begin: int, end: int) -> float:
+    """Requests/s of `traffic` that a closed burst shows: service done in [begin, end) over that of a mean request.
 
-    `capacity.measure` counts from an empty server on, which errs low; here a multiple of it must be an overload.
+    Service, not answers: a burst starts with prompts only, and rates of answers tell whichever part of the work falls
+    into the window. A prompt is done with its first token; one whose answer was cut off counts as a mean one.
     """
-    tokens = sum(n for sample in samples for time, n in sample.messages if begin <= time < end)
-    if tokens == 0:
+    done = 0.0
+    for sample in samples:
+        shape = traffic[sample.tier]
+        if sample.first is not None and begin <= sample.first < end:
+            known = sample.prompt_tokens - sample.cached_tokens
+            done += known if sample.prompt_tokens else TEMPLATE + mean(shape.prompt)
+        done += sum(n for time, n in sample.messages if begin <= time < end)
+    if done == 0:
         errors = list(dict.fromkeys(sample.error for sample in samples)) or ["nothing was sent"]
         raise LoadtestError(f"capacity: no token came back in {(end - begin) / 1e9:g} s: {errors[0]}")
-    asked = sum(request.max_tokens for request in mix) / len(mix)
-    return tokens / asked / ((end - begin) / 1e9)
+    asked = sum(shape.rate * service(shape) for shape in traffic.values())
+    return done / ((end - begin) / 1e9) / asked * sum(shape.rate for shape in traffic.values())
 
 
 def measure(
@@ -128,7 +135,9 @@ def measure(
         now = replace(bench, seed=bench.seed + at)
         rounds.append({p: under(now, weights, p, traffic, f"{weights}-{scenario}-{p}-{at}") for p in policies})
     bars = tiers_report.bars(scenario, rounds, first, last)
-    console.print(tiers_report.table(rounds), *tiers_report.lines(bars), sep="\n", highlight=False, soft_wrap=True)
+    console.print(
+        tiers_report.table(rounds), *tiers_report.lines(bars, rounds), sep="\n", highlight=False, soft_wrap=True
+    )
     case = {"weights": weights, "scenario": scenario, "load": load, "duration_s": bench.duration / 1e9}
     case |= {"seed": bench.seed, "sustained_per_s": sustained, "rates_per_s": rates, "shares": shares(traffic)}
     return case | {"rounds": rounds, "bars": [bar.as_json() for bar in bars]}
@@ -146,7 +155,7 @@ def capacity(bench: Bench, weights: str, traffic: Mapping[str, LlmTraffic]) -> f
     ):
         job = Job(f"127.0.0.1:{ports['grpc_port']}", MODEL, mix, BURST, drain=0, closed_users=USERS)
         samples, _ = run(job, progress=seen)
-    return sustains(samples, mix, BURST // 3, BURST)
+    return sustains(samples, traffic, BURST // 3, BURST)
 
 
 def under(bench: Bench, weights: str, policy: str, traffic: Mapping[str, LlmTraffic], name: str) -> dict[str, Any]:

@@ -85,21 +85,20 @@ def _rate(run: dict[str, Any], tier: str) -> float:
 def table(rounds: Sequence[Round]) -> Table:
     """Medians over the rounds, a row for each policy and tier; latencies P50/P99, rates while the load lasted."""
     shown = Table(box=None)
-    for name in ("policy", "tier", "sent", "refused", "failed", "TTFT ms", "ITL ms", "tokens/s", "service/s"):
-        shown.add_column(name, justify="left" if name in ("policy", "tier") else "right", no_wrap=True)
+    for name in ("policy", "tier", "sent", "refused, failed", "TTFT ms", "ITL ms", "tokens/s", "service/s"):
+        shown.add_column(name, justify="left" if name in ("policy", "tier") else "right")
     for policy in rounds[0]:
         runs = [r[policy] for r in rounds]
         for tier in runs[0]["tiers"]:
             of = [run["tiers"][tier] for run in runs]
-            counts = [f"{_median(t[key] for t in of):.0f}" for key in ("sent", "rejected", "failed")]
+            sent, refused, failed = (f"{_median(t[key] for t in of):.0f}" for key in ("sent", "rejected", "failed"))
+            latencies = [_spread([t[f"{metric}_ms"] for t in of]) for metric in ("ttft", "itl")]
             rate = _median(t["output_tokens_per_s"] for t in of)
             service = _median(run["service_tokens_per_s"].get(tier, 0.0) for run in runs)
-            latencies = [_spread([t[f"{metric}_ms"] for t in of]) for metric in ("ttft", "itl")]
-            shown.add_row(policy, tier, *counts, *latencies, f"{rate:.1f}", f"{service:.0f}")
+            shown.add_row(policy, tier, sent, f"{refused}, {failed}", *latencies, f"{rate:.1f}", f"{service:.0f}")
         total = _median(run["output_tokens_per_s"] for run in runs)
         service = _median(sum(run["service_tokens_per_s"].values()) for run in runs)
-        preempted = _median(run["server"].get("gapless_preemptions_total", 0.0) for run in runs)
-        shown.add_row(policy, f"all ({preempted:.0f} preempted)", *[""] * 5, f"{total:.1f}", f"{service:.0f}")
+        shown.add_row(policy, "all", "", "", "", "", f"{total:.1f}", f"{service:.0f}")
     return shown
 
 
@@ -115,13 +114,24 @@ def _spread(found: list[dict[str, float | None]]) -> str:
     return "/".join("∞" if value == float("inf") else f"{value:.0f}" for value in texts)
 
 
-def lines(found: Sequence[Bar]) -> list[str]:
-    """One line a bar: name, value, each round, limit, ruling."""
-    return [
-        f"{'held  ' if bar.held else 'MISSED'}  {bar.name}: {_number(bar.value)} (limit {bar.bound} {bar.limit:g}"
-        + (f"; rounds {', '.join(_number(v) for v in bar.values)})" if len(bar.values) > 1 else ")")
-        for bar in found
+def lines(found: Sequence[Bar], rounds: Sequence[Round]) -> list[str]:
+    """One line a bar: name, value, each round, limit, ruling. Then what the numbers depend on."""
+    runs = [(policy, run) for r in rounds for policy, run in r.items()]
+    beside = [
+        f"        {policy}: no verdict, {run['client']['lagged']}" for policy, run in runs if run["client"]["lagged"]
     ]
+    evicted = ", ".join(f"{policy} {run['server'].get('gapless_preemptions_total', 0):.0f}" for policy, run in runs)
+    return [
+        "Latencies P50/P99 in ms, of requests from their intended time; tokens of output and of service (output and",
+        f"prompts not cached) per second while the load lasted. Preemptions: {evicted}.",
+        *beside,
+        *map(_line, found),
+    ]
+
+
+def _line(bar: Bar) -> str:
+    told = f"{'held  ' if bar.held else 'MISSED'}  {bar.name}: {_number(bar.value)} (limit {bar.bound} {bar.limit:g}"
+    return told + (f"; rounds {', '.join(map(_number, bar.values))})" if len(bar.values) > 1 else ")")
 
 
 def _number(value: float | None) -> str:

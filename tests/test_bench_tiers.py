@@ -18,7 +18,7 @@ from gapless.commands import bench_tiers
 from gapless.tiers_report import Bar, bars, lines, ratio
 from loadtest.arrivals import lognormal
 from loadtest.run import LoadtestError
-from loadtest.samples import Planned, Sample
+from loadtest.samples import Sample
 
 ROOT = Path(__file__).resolve().parent.parent
 SPEC = load(ROOT / "sla/tiers.yaml")
@@ -61,13 +61,18 @@ def test_overload_is_the_first_tiers_own_and_batch_asks_for_half_the_machine_bes
     assert tiers.shares(sent)["batch"] == pytest.approx(0.5 / 1.8)
 
 
-def test_capacity_counts_the_output_of_the_full_batch_only() -> None:
-    mix = [Planned(str(n), "a", 0, "", "x", max_tokens) for n, max_tokens in enumerate((10, 30))]
-    burst = [sample("a", [(SECOND, 5), (3 * SECOND, 40)]), sample("a", [(4 * SECOND, 40), (6 * SECOND, 99)])]
-    # 80 tokens in 4 s, 20 tokens a request
-    assert tiers.sustains(burst, mix, 2 * SECOND, 6 * SECOND) == 1.0
+def test_capacity_counts_the_service_of_the_full_batch_only() -> None:
+    only = {"interactive": TRAFFIC["interactive"]}
+    messages = [(SECOND, 5), (3 * SECOND, 40), (6 * SECOND, 99)]
+    burst = [sample("interactive", messages, 300), sample("interactive", [(4 * SECOND, 40)], 36, 16)]
+    # Two chunks of 40 tokens and the second prompt; the first prompt was done before, the 99 tokens came after.
+    each = tiers.service(only["interactive"])
+    assert tiers.sustains(burst, only, 2 * SECOND, 6 * SECOND) == pytest.approx((40 + 40 + 20) / 4 / each)
+    cut_off = [sample("interactive", [(4 * SECOND, 10)])]
+    prompt = each - tiers.mean(only["interactive"].output)
+    assert tiers.sustains(cut_off, only, 2 * SECOND, 6 * SECOND) == pytest.approx((prompt + 10) / 4 / each)
     with pytest.raises(LoadtestError, match="no token came back in 1 s"):
-        tiers.sustains(burst, mix, 7 * SECOND, 8 * SECOND)
+        tiers.sustains(burst, only, 7 * SECOND, 8 * SECOND)
 
 
 def test_service_is_what_was_computed_while_the_load_lasted() -> None:
@@ -84,7 +89,7 @@ def ran(ttft: float | None, itl: float | None, rates: tuple[float, float], late:
 def test_bars_are_ratios_to_the_other_policy() -> None:
     found = bars("mixed", [{"fcfs": ran(1000, 200, (10, 90)), "weighted": ran(300, 150, (15, 75))}], "i", "b")
     assert [(bar.value, bar.held) for bar in found] == [(0.3, True), (0.75, False), (0.9, False)]
-    told = lines(found)
+    told = lines(found, [])[2:]
     assert told[0] == "held    TTFT P99 of i, weighted over fcfs: 0.300 (limit <= 0.35)"
     assert told[1].startswith("MISSED  ITL P99 of i")
 
@@ -93,7 +98,7 @@ def test_batch_under_weights_over_nothing_is_infinite_and_json_knows_it() -> Non
     rounds = [{"priority": ran(1, 1, (9, other)), "weighted": ran(1, 1, (9, 3))} for other in (0, 0, 1)]
     [bar] = bars("overload", rounds, "i", "b")
     assert bar.held and bar.as_json()["value"] is None and bar.values == [None, None, 3.0]
-    assert "∞ (limit >= 1.5; rounds ∞, ∞, 3.000)" in lines([bar])[0]
+    assert "∞ (limit >= 1.5; rounds ∞, ∞, 3.000)" in lines([bar], [])[2]
 
 
 def test_a_promise_counts_requests_and_gaps() -> None:
