@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated, Any, get_args
 
 import typer
 from rich.console import Console
@@ -53,7 +53,7 @@ def run(
     raise typer.Exit(0 if all(bar["held"] for found in results for bar in found["bars"]) else 1)
 
 
-def choices(name: str, text: str, allowed: tuple[str, ...]) -> list[str]:
+def choices(name: str, text: str, allowed: tuple[str, ...]) -> list[Any]:
     """The values of a comma-separated option. Raises UsageError on one that is not allowed."""
     values = text.split(",")
     for value in values:
