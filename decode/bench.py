@@ -23,9 +23,9 @@ from decode.driver import Driver
 from decode.engine import Engine
 from decode.executors.base import Executor
 from decode.executors.cost_model import work_of
+from decode.executors.gpu_cost import StepWork
 from decode.executors.scripted import ScriptedExecutor
 from decode.plan import Chunk, Event, Finished, Input, Rejected, Started, StepPlan, StepResult, Submit, TokenOut
-from decode.step_time import Work
 from decode.types import FinishReason, Request, SamplingParams
 
 
@@ -147,10 +147,10 @@ class _Steps:
     That is more than a result's `elapsed`: planning and events are in it. The last step before a pause is left out.
     """
 
-    def __init__(self, engine: Engine, found: list[tuple[Work, float]]) -> None:
+    def __init__(self, engine: Engine, found: list[tuple[StepWork, float]]) -> None:
         self._engine = engine
         self._found = found
-        self._open: tuple[Work, int] | None = None
+        self._open: tuple[StepWork, int] | None = None
 
     def step(self, now: int, inputs: Sequence[Input], plan: StepPlan | None, result: StepResult | None) -> None:
         if self._open is not None:
@@ -164,7 +164,7 @@ def measure(
     config: EngineConfig,
     executor: Executor,
     rate: float | None = None,
-    steps: list[tuple[Work, float]] | None = None,
+    steps: list[tuple[StepWork, float]] | None = None,
 ) -> Run:
     """Run the whole workload on a fresh engine (nothing cached from before); Poisson arrivals at `rate`/s if given.
 

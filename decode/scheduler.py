@@ -257,6 +257,8 @@ class Scheduler:
         """Prompts under way and new ones, tier by tier in the order of policy, while there is budget."""
         before = len(self.running)
         under_way = self._under_way()
+        if self.config.policy == "weighted" and any(line[-1].remaining > budget for line in under_way.values()):
+            budget -= self._plan_short(step, chunks, budget // 2, under_way, closed)
         while True:
             offers = {name: line[-1] for name, line in under_way.items() if line} if budget > 0 else {}
             if policy.may_start(self.config, len(self.running), before, budget):
@@ -271,11 +273,36 @@ class Scheduler:
                 rank = policy.stopped_by(self.config, sequence, owed)
                 closed |= {head.tier.name for head in self._heads(closed) if head.rank >= rank}
                 continue
-            size = policy.chunk(sequence.remaining, budget)
-            if size:
-                self._account_prompt(sequence, size)
-                chunks.append(self._chunk(sequence, size, step))
-            budget -= size
+            budget -= self._plan_prompt(sequence, budget, step, chunks)
+
+    def _plan_short(
+        self, step: int, chunks: list[Chunk], budget: int, under_way: dict[str, list[Sequence]], closed: frozenset[str]
+    ) -> int:
+        """Up to half a step goes first to prompts that it completes, so that a long one does not hold up short ones.
+
+        Those next in line are looked at, no others: nobody is overtaken by more than this. Returns the tokens planned.
+        """
+        left, before = budget, len(self.running)
+        long = {id(line[-1]) for line in under_way.values() if line[-1].remaining > budget}
+        for line in under_way.values():
+            for sequence in [s for s in reversed(line) if id(s) not in long and s.remaining <= left]:
+                line.remove(sequence)
+                left -= self._plan_prompt(sequence, left, step, chunks)
+        while policy.may_start(self.config, len(self.running), before, left):
+            heads = self._heads(closed)
+            sequence = policy.next_prompt(self.config, self.accounts, heads)
+            if sequence is None or len(sequence.tokens) > left or not self._start(sequence, step):
+                break
+            left -= self._plan_prompt(sequence, left, step, chunks)
+        return budget - left
+
+    def _plan_prompt(self, sequence: Sequence, budget: int, step: int, chunks: list[Chunk]) -> int:
+        """Plan as much of a running sequence's prompt as fits `budget`; returns the number of tokens."""
+        size = policy.chunk(sequence.remaining, budget)
+        if size:
+            self._account_prompt(sequence, size)
+            chunks.append(self._chunk(sequence, size, step))
+        return size
 
     def _under_way(self) -> dict[str, list[Sequence]]:
         """Running sequences by tier that are not in this step and have more than a token to compute, oldest last."""

@@ -12,10 +12,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from decode.executors.gpu_cost import StepWork
 from decode.plan import StepPlan, StepResult
-from decode.step_time import Work
 
 FORMAT = 1  # of the file
+OTHERS = ("prefill", "prefill_context", "decode", "context", "draw")  # costs besides those of tokens
 
 
 class LawError(ValueError):
@@ -27,23 +28,26 @@ class LawError(ValueError):
 class Law(Protocol):
     """What a step costs."""
 
-    def step(self, work: Work) -> float:
+    def step(self, work: StepWork) -> float:
         """Predicted ns of a step that computes `work`, with all that happens until the next one can be planned."""
         ...
 
 
-def work_of(plan: StepPlan) -> Work:
+def work_of(plan: StepPlan) -> StepWork:
     """The features of a plan. A chunk of one token counts as a decode, even the last of a prompt: it costs the same."""
-    prefill = decodes = context = prefill_context = 0
+    tokens = prefills = decodes = context = prefill_context = draws = 0
     for chunk in plan.chunks:
         size, start = len(chunk.tokens), chunk.start
         if size == 1:
             decodes += 1
             context += start + 1
         else:
-            prefill += size
+            tokens += size
+            prefills += 1
             prefill_context += size * (2 * start + size) // 2
-    return Work(prefill, decodes, context, prefill_context)
+        if chunk.draw is not None:
+            draws += 1
+    return StepWork(tokens, prefills, prefill_context, decodes, context, draws)
 
 
 class CostModelExecutor:
@@ -70,7 +74,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class FittedLaw:
-    """ns = base + by the number of tokens, piece by piece + decode x decodes + context x … + prefill_context x ….
+    """ns = base + by the number of tokens, piece by piece + the other features of StepWork, each times its cost.
 
     `slopes[i]` is ns per token between knots[i] and knots[i + 1]; the last one has no end. Few tokens read all weights
     (memory-bound), many are bound by computing: hence pieces.
@@ -79,9 +83,11 @@ class FittedLaw:
     base: float
     knots: tuple[int, ...]  # ascending, the first is 0
     slopes: tuple[float, ...]  # as many
+    prefill: float  # of a chunk of a prompt
+    prefill_context: float
     decode: float
     context: float
-    prefill_context: float
+    draw: float
     fit: Fit
 
     def __post_init__(self) -> None:
@@ -91,12 +97,13 @@ class FittedLaw:
             at += slope * (self.knots[i + 1] - self.knots[i] if i + 1 < len(self.knots) else 0)
         object.__setattr__(self, "_at_knots", tuple(found))
 
-    def step(self, work: Work) -> float:
-        prefill, decodes, context, prefill_context = work
-        tokens = prefill + decodes
+    def step(self, work: StepWork) -> float:
+        prefill_tokens, prefills, prefill_context, decodes, context, draws = work
+        tokens = prefill_tokens + decodes
         piece = bisect_right(self.knots, tokens) - 1
         by_tokens: float = self._at_knots[piece] + self.slopes[piece] * (tokens - self.knots[piece])  # type: ignore[attr-defined]
-        return by_tokens + self.decode * decodes + self.context * context + self.prefill_context * prefill_context
+        prompts = self.prefill * prefills + self.prefill_context * prefill_context
+        return by_tokens + prompts + self.decode * decodes + self.context * context + self.draw * draws
 
 
 @dataclass(frozen=True)
@@ -135,7 +142,7 @@ def _from_json(raw: dict[str, Any]) -> Measured:
     knots, slopes = tuple(map(int, law["knots"])), tuple(map(float, law["slopes"]))
     if not knots or knots[0] != 0 or list(knots) != sorted(set(knots)) or len(slopes) != len(knots):
         raise ValueError("knots must ascend from 0, with one slope for each")
-    numbers = {name: float(law[name]) for name in ("base", "decode", "context", "prefill_context")}
+    numbers = {name: float(law[name]) for name in ("base", *OTHERS)}
     if min(*slopes, *numbers.values()) < 0 or sum(slopes) + sum(numbers.values()) <= 0:
         raise ValueError("a cost is below 0, or all are 0")
     fitted = FittedLaw(**numbers, knots=knots, slopes=slopes, fit=Fit(**law["fit"]))

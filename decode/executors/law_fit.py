@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from decode.executors.cost_model import Fit, FittedLaw
-from decode.step_time import Work
+from decode.executors.gpu_cost import StepWork
 
 HELD_OUT = 5  # every fifth step is kept for the error
 LEAST = 20  # steps with a number of tokens within a piece, or the piece is joined to the one before
@@ -20,7 +20,7 @@ CLIP = 3.0  # times the median error that a step may be off and still count in f
 PASSES = 5
 
 Floats = npt.NDArray[np.float64]
-Step = tuple[Work, float]  # what was computed, and ns until the next step could be planned
+Step = tuple[StepWork, float]  # what was computed, and ns until the next step could be planned
 
 
 class FitError(ValueError):
@@ -59,12 +59,12 @@ def _knots(tokens: Sequence[int]) -> tuple[int, ...]:
 
 
 def _features(steps: Sequence[Step], knots: tuple[int, ...]) -> Floats:
-    """[steps, 4 + knots]: 1, tokens within each piece, decodes, context, prefill context."""
+    """[steps, 6 + knots]: 1, tokens within each piece, then the rest of StepWork in its order."""
     works = np.array([work for work, _ in steps], dtype=np.float64)
-    tokens = works[:, 0] + works[:, 1]
+    tokens = works[:, 0] + works[:, 3]
     ends = (*knots[1:], np.inf)
     pieces = [np.clip(tokens, knot, end) - knot for knot, end in zip(knots, ends, strict=True)]
-    return np.stack([np.ones(len(steps)), *pieces, works[:, 1], works[:, 2], works[:, 3]], axis=1)
+    return np.stack([np.ones(len(steps)), *pieces, *works[:, 1:].T], axis=1)
 
 
 def _solve(features: Floats, ns: Floats) -> Floats:
@@ -94,6 +94,6 @@ def _not_negative(rows: Floats, wanted: Floats) -> Floats:
 
 
 def _law(knots: tuple[int, ...], theta: Floats, told: Fit) -> FittedLaw:
-    base, *rest = (float(value) for value in theta)
-    *slopes, decode, context, prefill_context = rest
-    return FittedLaw(base, knots, tuple(slopes), decode, context, prefill_context, told)
+    values = [float(value) for value in theta]
+    slopes, others = values[1 : 1 + len(knots)], values[1 + len(knots) :]
+    return FittedLaw(values[0], knots, tuple(slopes), *others, told)
