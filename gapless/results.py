@@ -10,11 +10,17 @@ from gapless.errors import UsageError
 
 
 def check_outputs(**files: Path | None) -> None:
-    """Raise UsageError naming the option whose file cannot be written, before minutes are spent on what goes there."""
+    """Raise UsageError naming the option whose file cannot be written, before minutes are spent on what goes there.
+
+    Leaves no file behind that was not there before.
+    """
     for option, path in files.items():
         if path is not None:
+            there = path.exists()
             try:
                 path.open("a").close()
+                if not there:
+                    path.unlink()
             except OSError as error:
                 raise UsageError(f"--{option}: {path}: {error.strerror}; give a file that can be written") from None
 

@@ -5,8 +5,10 @@ Wires `loadtest` and `decode.simulator`; must not know where a law comes from.
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
@@ -71,11 +73,11 @@ class Simulated:
     def lines(self) -> list[str]:
         """The machine over the whole run."""
         seen = self.outcome
-        share = seen.busy / max(1, seen.span)
+        machine = "Machine" if seen.replicas == 1 else f"{seen.replicas} machines, requests in turn"
         return [
-            f"Machine: busy {share:.0%} of {seen.span / 1e9:.1f} s, {seen.steps} steps of {seen.running:.1f} sequences "
-            f"on average; pages {seen.pages:.0%} in use on average, {seen.pages_peak:.0%} at most; "
-            f"{seen.preemptions} preemptions."
+            f"{machine}: busy {seen.utilization:.0%} of {seen.span / 1e9:.1f} s, {seen.steps} steps of "
+            f"{seen.running:.1f} sequences on average; pages {seen.pages:.0%} in use on average, "
+            f"{seen.pages_peak:.0%} at most; {seen.preemptions} preemptions."
         ]
 
     def as_json(self) -> dict[str, Any]:
@@ -90,8 +92,9 @@ class Simulated:
                     "preemptions": record.preemptions,
                 }
         machine = {
+            "replicas": seen.replicas,
             "span_s": seen.span / 1e9,
-            "busy": seen.busy / max(1, seen.span),
+            "busy": seen.utilization,
             "steps": seen.steps,
             "running": seen.running,
             "pages": seen.pages,
@@ -101,19 +104,75 @@ class Simulated:
         return told | {"machine": machine}
 
 
+@dataclass(frozen=True)
+class Load:
+    """`duration` ns of the traffic of `model`, at `scale` times the declared rates."""
+
+    name: str
+    model: LlmModel
+    duration: int
+    scale: float
+    seed: int
+
+
 def run(
-    name: str, model: LlmModel, config: EngineConfig, law: Law, duration: int, scale: float, seed: int, notes: list[str]
+    load: Load,
+    config: EngineConfig,
+    law: Law,
+    replicas: int = 1,
+    notes: Sequence[str] = (),
+    seen: Callable[[float], None] = lambda share: None,
 ) -> Simulated:
-    """Simulate `duration` ns of the traffic of `model` and judge it. Raises LoadtestError when nothing would arrive."""
-    drawn = arrivals(model.traffic, duration, scale, seed, config.max_model_len)
-    outcome = simulate(config, law, requests(drawn, [tier.name for tier in config.tiers]), duration)
+    """Simulate `load`, dealt in turn to so many machines alike, and judge it; `seen` hears which share is done.
+
+    Raises LoadtestError when nothing would arrive.
+    """
+    model, duration = load.model, load.duration
+    drawn = arrivals(model.traffic, duration, load.scale, load.seed, config.max_model_len)
+    if replicas == 1:
+        outcome = _serve(config, law, _watched(drawn, duration, seen), duration)
+    else:
+        outcome = _serve_all(config, law, drawn, duration, replicas, seen)
     if not any(record.sent for record in outcome.tiers.values()):
         raise LoadtestError(
             f"--duration: no request falls into {duration / 1e9:g} s at these rates; load longer or faster"
         )
     classes = [summarize(tier, outcome.tiers[tier], duration) for tier in model.traffic]
     verdicts = verdict.judge(classes, model.targets, model.traffic, None)
-    return Simulated(report.Report(name, duration, seed, scale, None, classes, verdicts, notes), outcome)
+    told = report.Report(load.name, duration, load.seed, load.scale, None, classes, verdicts, notes)
+    return Simulated(told, outcome)
+
+
+def _watched(drawn: Iterable[Arrival], duration: int, seen: Callable[[float], None]) -> Iterator[Arrival]:
+    for arrival in drawn:
+        seen(arrival.at / duration)
+        yield arrival
+
+
+def _serve(config: EngineConfig, law: Law, drawn: Iterable[Arrival], duration: int) -> Outcome:
+    return simulate(config, law, requests(drawn, [tier.name for tier in config.tiers]), duration)
+
+
+def _serve_all(
+    config: EngineConfig,
+    law: Law,
+    drawn: Iterable[Arrival],
+    duration: int,
+    replicas: int,
+    seen: Callable[[float], None],
+) -> Outcome:
+    """Replicas do not disturb each other: one after the other, on all cores."""
+    dealt: list[list[Arrival]] = [[] for _ in range(replicas)]
+    for at, arrival in enumerate(drawn):
+        dealt[at % replicas].append(arrival)
+    total = Outcome({tier.name: TierRecord() for tier in config.tiers}, replicas=0)
+    with ProcessPoolExecutor(min(replicas, len(os.sched_getaffinity(0)))) as pool:
+        runs = [pool.submit(_serve, config, law, part, duration) for part in dealt]
+        dealt.clear()
+        for done, one in enumerate(runs):
+            total.add(one.result())
+            seen((done + 1) / replicas)
+    return total
 
 
 def summarize(tier: str, record: TierRecord, duration: int) -> verdict.ClassSummary:

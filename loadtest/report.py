@@ -37,13 +37,17 @@ class Report:
     def held(self) -> bool:
         """Every target was kept, the run counts, and there was something to keep."""
         kept = bool(self.verdicts) and all(verdict.ruling == "kept" for verdict in self.verdicts)
-        return kept and lag_reason(self.client) is None
+        return kept and self.lagged is None
+
+    @property
+    def lagged(self) -> str | None:
+        """Why the load generator was too slow for a verdict, or None."""
+        return lag_reason(self.client, [verdict.target for verdict in self.verdicts])
 
     @property
     def conclusion(self) -> str:
-        lagged = lag_reason(self.client)
-        if lagged is not None:
-            return f"No verdict: {lagged}."
+        if self.lagged is not None:
+            return f"No verdict: {self.lagged}."
         if not self.verdicts:
             return f"No verdict: models.{self.model}.targets declares none."
         missed = sum(verdict.ruling == "missed" for verdict in self.verdicts)
@@ -104,7 +108,7 @@ def _table(report: Report, summary: ClassSummary) -> Table:
         values = [summary.latencies[metric].at(q) for q in SHOWN]
         verdict = next((v for v in report.verdicts if (v.tier, v.metric) == (summary.tier, metric)), None)
         promise = f"{show_percentile(verdict.q)} ≤ {show_duration(verdict.target)}" if verdict else ""
-        told = _told(verdict, lag_reason(report.client) is not None) if verdict else ""
+        told = _told(verdict, report.lagged is not None) if verdict else ""
         shown = ["–" if value is None else show_duration(value) for value in values]
         table.add_row(metric.upper(), *shown, promise, told, style="" if verdict else "dim")
     return table

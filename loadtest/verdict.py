@@ -5,7 +5,7 @@ A refused or failed request is a miss: it counts at infinity in every latency. M
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
@@ -16,7 +16,8 @@ from loadtest.percentiles import percentile, samples_needed
 from loadtest.run import Client
 from loadtest.samples import Sample
 
-LAG_LIMIT = 50_000_000  # ns at P99; a client later than this measures itself
+# A client whose P99 lag is over 50 ms, and over a twentieth of the tightest target, measures itself.
+LAG_LIMIT, LAG_SHARE = 50_000_000, 20
 SHOWN = (Fraction(50, 100), Fraction(95, 100), Fraction(99, 100))
 METRICS = ("ttft", "itl", "e2e")
 
@@ -88,13 +89,14 @@ def _summarize(tier: str, samples: Sequence[Sample], duration: int) -> ClassSumm
     )
 
 
-def lag_reason(client: Client | None) -> str | None:
-    """Why a run with this client (None: a simulation) gives no verdict, or None."""
-    if client is None or max(client.send_lag, client.loop_lag) <= LAG_LIMIT:
+def lag_reason(client: Client | None, targets: Iterable[int]) -> str | None:
+    """Why a run with this client (None: a simulation) gives no verdict on these targets (ns), or None."""
+    limit = max(LAG_LIMIT, min(targets, default=0) // LAG_SHARE)
+    if client is None or max(client.send_lag, client.loop_lag) <= limit:
         return None
     return (
         f"the client itself lagged (P99 of sending {show_duration(client.send_lag)}, of its event loop "
-        f"{show_duration(client.loop_lag)}; limit {show_duration(LAG_LIMIT)}): send less or give it a core"
+        f"{show_duration(client.loop_lag)}; limit {show_duration(limit)}): send less or give it a core"
     )
 
 
@@ -106,20 +108,22 @@ def judge(
 ) -> list[Verdict]:
     """One verdict per declared target, in the order of declaration."""
     by_tier = {summary.tier: summary for summary in summaries}
-    lagged = lag_reason(client)
+    declared = [
+        (tier, metric, promised.at, getattr(promised, metric))
+        for tier, promised in targets.items()
+        for metric in METRICS
+        if getattr(promised, metric) is not None
+    ]
+    lagged = lag_reason(client, [target for *_, target in declared])
     verdicts = []
-    for tier, promised in targets.items():
-        for metric in METRICS:
-            target: int | None = getattr(promised, metric)
-            if target is None:
-                continue
-            if tier not in traffic:
-                ruling, reason = _none("no traffic is declared for the tier")
-            elif lagged is not None:
-                ruling, reason = _none(lagged)
-            else:
-                ruling, reason = _rule(by_tier[tier].latencies[metric], promised.at, target)
-            verdicts.append(Verdict(tier, metric, promised.at, target, ruling, reason))
+    for tier, metric, q, target in declared:
+        if tier not in traffic:
+            ruling, reason = _none("no traffic is declared for the tier")
+        elif lagged is not None:
+            ruling, reason = _none(lagged)
+        else:
+            ruling, reason = _rule(by_tier[tier].latencies[metric], q, target)
+        verdicts.append(Verdict(tier, metric, q, target, ruling, reason))
     return verdicts
 
 

@@ -12,17 +12,22 @@ import pytest
 
 from decode.bench import Workload, measure
 from decode.config import EngineConfig
-from decode.executors.cost_model import CostModelExecutor, Fit, FittedLaw, LawError, Measured, work_of
+from decode.executors.cost_model import OTHERS, CostModelExecutor, Fit, FittedLaw, LawError, Measured, work_of
+from decode.executors.gpu_cost import StepWork
 from decode.executors.law_fit import FitError, Step, errors, fit
 from decode.executors.scripted import ScriptedExecutor
 from decode.plan import Chunk, Draw, StepPlan
-from decode.step_time import Work
 from decode.types import SamplingParams
 
 LAW = Path(__file__).parent / "data" / "law.json"
 NO_FIT = Fit(0.0, 0.0, 0, 0)
 # 20 ms to read the weights, whatever the tokens up to 64; then 0.3 ms each; 50 us a decode, 80 ns a context token.
-TRUE = FittedLaw(20e6, (0, 64), (0.0, 3e5), 5e4, 80.0, 3.0, NO_FIT)
+TRUE = FittedLaw(20e6, (0, 64), (0.0, 3e5), 0.0, 3.0, 5e4, 80.0, 0.0, NO_FIT)
+
+
+def work_like(tokens: int, decodes: int = 0, context: int = 0, prefill_context: int = 0) -> StepWork:
+    """Prompt tokens in chunks of a hundred, none of them the last of its prompt."""
+    return StepWork(tokens, -(-tokens // 100), prefill_context, decodes, context, decodes)
 
 
 def drawn(count: int, noise: float, seed: int = 0, outliers: float = 0.0) -> list[Step]:
@@ -31,7 +36,7 @@ def drawn(count: int, noise: float, seed: int = 0, outliers: float = 0.0) -> lis
     for _ in range(count):
         decodes = rng.randint(0, 32)
         prefill = rng.choice([0, 0, rng.randint(2, 400)])
-        work = Work(prefill, decodes, decodes * rng.randint(20, 2000), prefill * rng.randint(1, 1500))
+        work = work_like(prefill, decodes, decodes * rng.randint(20, 2000), prefill * rng.randint(1, 1500))
         off = rng.gauss(1, noise) * (3 if rng.random() < outliers else 1)
         if prefill + decodes:
             steps.append((work, TRUE.step(work) * off))
@@ -45,19 +50,24 @@ def test_the_features_of_a_plan_are_those_of_its_tokens() -> None:
         Chunk(1, (5,) * 4, 0, (1,), None),  # attends to 1 + 2 + 3 + 4, half of 4 * 4 is counted
         Chunk(2, (5,) * 3, 10, (2, 3), draw),
     )
-    assert work_of(StepPlan(0, chunks)) == Work(7, 1, 9, 4 * 4 // 2 + 3 * (10 + 13) // 2)
+    assert work_of(StepPlan(0, chunks)) == StepWork(7, 2, 4 * 4 // 2 + 3 * (10 + 13) // 2, 1, 9, 2)
 
 
 def test_a_law_is_affine_by_pieces_and_continuous() -> None:
-    law = FittedLaw(10.0, (0, 4, 8), (1.0, 2.0, 3.0), 100.0, 0.5, 0.25, NO_FIT)
-    assert [law.step(Work(n, 0, 0, 0)) for n in (0, 3, 4, 6, 8, 20)] == [10, 13, 14, 18, 22, 58]
-    assert law.step(Work(2, 3, 10, 8)) == 16 + 300 + 5 + 2
+    law = FittedLaw(10.0, (0, 4, 8), (1.0, 2.0, 3.0), 1000.0, 0.25, 100.0, 0.5, 7.0, NO_FIT)
+    assert [law.step(StepWork(n)) for n in (0, 3, 4, 6, 8, 20)] == [10, 13, 14, 18, 22, 58]
+    assert law.step(StepWork(2, 1, 8, 3, 10, 4)) == 16 + 1000 + 2 + 300 + 5 + 28
 
 
 def test_the_fit_recovers_a_machine_of_two_pieces() -> None:
     law = fit(drawn(1500, noise=0.0))
     assert law.fit.median < 0.005 and law.fit.p95 < 0.02
-    for work in (Work(0, 1, 500, 0), Work(0, 32, 20_000, 0), Work(200, 16, 9_000, 90_000), Work(300, 0, 0, 300 * 400)):
+    for work in (
+        work_like(0, 1, 500),
+        work_like(0, 32, 20_000),
+        work_like(200, 16, 9_000, 90_000),
+        work_like(300, 0, 0, 300 * 400),
+    ):
         assert law.step(work) == pytest.approx(TRUE.step(work), rel=0.02)
     assert law.base == pytest.approx(TRUE.base, rel=0.02)
 
@@ -71,10 +81,10 @@ def test_noise_and_outliers_do_not_bend_the_fit() -> None:
 
 def test_costs_are_never_below_zero_and_more_tokens_never_cost_less() -> None:
     rng = random.Random(3)
-    steps: list[Step] = [(Work(rng.randint(1, 300), 0, 0, 0), rng.uniform(1e6, 2e6)) for _ in range(400)]
+    steps: list[Step] = [(StepWork(rng.randint(1, 300)), rng.uniform(1e6, 2e6)) for _ in range(400)]
     law = fit(steps)
-    assert min(law.base, *law.slopes, law.decode, law.context, law.prefill_context) >= 0
-    times = [law.step(Work(n, 0, 0, 0)) for n in range(1, 400)]
+    assert min(law.base, *law.slopes, *(getattr(law, name) for name in OTHERS)) >= 0
+    times = [law.step(StepWork(n)) for n in range(1, 400)]
     assert times == sorted(times)
 
 
@@ -88,20 +98,20 @@ def test_the_executor_takes_the_time_of_the_law_and_draws_by_position() -> None:
     plan = StepPlan(0, (Chunk(0, (5,), 8, (0,), draw), Chunk(1, (5,) * 4, 0, (1,), None)))
     result = CostModelExecutor(TRUE).execute(plan)
     assert result.tokens == (9, None)
-    assert result.elapsed == round(TRUE.step(Work(4, 1, 9, 8)))
+    assert result.elapsed == round(TRUE.step(StepWork(4, 1, 8, 1, 9, 1)))
 
 
 def test_a_law_survives_its_file(tmp_path: Path) -> None:
     written = Measured(fit(drawn(300, 0.01)), "a machine", 46_080, 8192, "fp32")
     written.write(tmp_path / "law.json")
     assert Measured.read(tmp_path / "law.json") == written
-    work = Work(30, 5, 900, 4000)
+    work = work_like(30, 5, 900, 4000)
     assert Measured.read(tmp_path / "law.json").law.step(work) == written.law.step(work)
 
 
 def test_the_committed_law_is_one_of_this_version() -> None:
     found = Measured.read(LAW)
-    assert found.weights == "fp32" and found.law.step(Work(0, 1, 100, 0)) > 0
+    assert found.weights == "fp32" and found.law.step(StepWork(decodes=1, context_tokens=100)) > 0
 
 
 def broken(**changes: Any) -> str:

@@ -201,6 +201,7 @@ def test_a_lagging_client_gives_no_verdict(client: Client) -> None:
     [(ruled, reason)] = ruling(hundred, client, ttft="1s")
     assert ruled == "none"
     assert "the client itself lagged" in reason
+    assert ruling(hundred, client, ttft="1100ms")[0][0] == "kept"  # a twentieth of the target: 55 ms
     report = Report("chat", SECOND, 0, 1, client, summarize(hundred, ["api"], SECOND), [], [])
     assert not report.held
     assert report.conclusion.startswith("No verdict: the client itself lagged")

@@ -7,6 +7,7 @@ import random
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,18 +15,19 @@ from statistics import mean
 
 import pytest
 
-from config_gen.spec import LlmTraffic
+from config_gen.spec import LlmTraffic, load
 from decode.clock import VirtualClock
 from decode.config import EngineConfig, TierConfig
 from decode.driver import Driver
 from decode.engine import Engine
 from decode.executors.cost_model import CostModelExecutor, Fit, FittedLaw, Measured
+from decode.executors.gpu_cost import StepWork
 from decode.plan import Finished, StepResult, Submit, TokenOut
 from decode.simulator import GAP, Feed, Outcome, Recorder, Timed, simulate
-from decode.step_time import Work
 from decode.trace import Trace
 from decode.types import Request, SamplingParams
-from gapless.simulation import Counted, requests, summarize
+from gapless.simulation import Counted, Load, requests, summarize
+from gapless.simulation import run as run_load
 from loadtest.arrivals import arrivals, schedule
 from loadtest.prompts import by_words
 from loadtest.samples import Sample
@@ -41,7 +43,7 @@ CONFIG = EngineConfig(num_pages=300, max_num_seqs=8, max_num_batched_tokens=64, 
 class Machine:
     """A law: 10 ms, 0.1 ms a token, 1 us a context token."""
 
-    def step(self, work: Work) -> float:
+    def step(self, work: StepWork) -> float:
         return 10 * MS + 1e5 * (work.prefill_tokens + work.decodes) + 1e3 * work.context_tokens
 
 
@@ -51,7 +53,7 @@ class Fixed:
     def __init__(self, ns: int) -> None:
         self.ns = ns
 
-    def step(self, work: Work) -> float:
+    def step(self, work: StepWork) -> float:
         return self.ns
 
 
@@ -139,20 +141,20 @@ class _Keep:
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("load", [0.5, 0.7])
-def test_waiting_is_that_of_an_m_d_1_queue(load: float) -> None:
-    """One sequence at a time, every step as long: Pollaczek-Khinchine, mean wait = load / (2 (1 - load)) services."""
+@pytest.mark.parametrize("share", [0.5, 0.7])
+def test_waiting_is_that_of_an_m_d_1_queue(share: float) -> None:
+    """One sequence at a time, every step as long: Pollaczek-Khinchine, mean wait = share / (2 (1 - share)) services."""
     step, out = 5 * MS, 2
     service = step * out
     rng, at, work = random.Random(5), 0.0, []
     for n in range(6000):
-        at += rng.expovariate(load / service)
+        at += rng.expovariate(share / service)
         work.append((int(at), Request(f"r{n}", (n,), SamplingParams(max_tokens=out, ignore_eos=True, seed=0))))
     config = EngineConfig(num_pages=8, max_num_seqs=1, mode="serial", prefix_cache=False)
     outcome = simulate(config, Fixed(step), work, int(at))
     wait = mean(e - service for e in outcome.tiers["default"].e2e)
-    assert wait == pytest.approx(service * load / (2 * (1 - load)), rel=0.1)
-    assert outcome.busy / outcome.span == pytest.approx(load, rel=0.03)
+    assert wait == pytest.approx(service * share / (2 * (1 - share)), rel=0.1)
+    assert outcome.busy / outcome.span == pytest.approx(share, rel=0.03)
 
 
 def test_idle_time_is_jumped_over() -> None:
@@ -192,10 +194,23 @@ def test_refusals_are_misses_told_by_their_reason() -> None:
 
 
 def test_replicas_add_up() -> None:
-    one, two = (simulate(CONFIG, Machine(), timed(40, 6, seed), 10 * SECOND).tiers["batch"] for seed in (1, 2))
-    sent, gaps, longest = one.sent + two.sent, one.gaps.total() + two.gaps.total(), max(*one.e2e, *two.e2e)
-    one.add(two)
-    assert (one.sent, one.gaps.total(), max(one.e2e), len(one.ttft)) == (sent, gaps, longest, sent)
+    """Dealt in turn to three machines: as three simulations of every third request."""
+    spec = load(ROOT / "sla" / "demo.yaml")
+    traffic = Load("chat", spec.models["chat"], 20 * SECOND, 4.0, 1)
+    config = replace(CONFIG, tiers=(TierConfig("interactive"), TierConfig("api")))
+    shares: list[float] = []
+    together = run_load(traffic, config, Machine(), replicas=3, seen=shares.append).outcome
+    drawn = list(arrivals(traffic.model.traffic, 20 * SECOND, 4.0, 1, config.max_model_len))
+    ones = [simulate(config, Machine(), requests(drawn[at::3], ["interactive", "api"]), 20 * SECOND) for at in range(3)]
+    for tier, record in together.tiers.items():
+        parts = [one.tiers[tier] for one in ones]
+        assert list(record.e2e) == [e2e for part in parts for e2e in part.e2e]
+        assert record.gaps == sum((part.gaps for part in parts), Counter())
+        assert record.output_tokens == sum(part.output_tokens for part in parts)
+    assert together.replicas == 3 and together.busy == sum(one.busy for one in ones)
+    assert together.span == max(one.span for one in ones)
+    assert together.pages == pytest.approx(sum(one.page_time for one in ones) / together.busy)
+    assert shares == [1 / 3, 2 / 3, 1]
 
 
 def test_a_counted_sequence_is_the_sorted_list() -> None:
@@ -243,7 +258,7 @@ def test_the_seed_fixes_everything() -> None:
 
 def test_a_law_that_raises_fails_the_requests_and_not_the_run() -> None:
     class Broken(Machine):
-        def step(self, work: Work) -> float:
+        def step(self, work: StepWork) -> float:
             raise ZeroDivisionError("no law for this")
 
     records = simulate(CONFIG, Broken(), timed(3, 5), SECOND).tiers.values()
@@ -262,9 +277,9 @@ def gapless(*words: str | Path) -> subprocess.CompletedProcess[str]:
 @pytest.fixture
 def quick(tmp_path: Path) -> Iterator[Path]:
     """A machine a hundred times as fast as any: nothing can be missed on it."""
-    Measured(FittedLaw(1e5, (0,), (1e3,), 0, 0, 0, Fit(0.01, 0.02, 100, 25)), "a fast one", 46_080, 8192, "fp32").write(
-        tmp_path / "quick.json"
-    )
+    Measured(
+        FittedLaw(1e5, (0,), (1e3,), 0, 0, 0, 0, 0, Fit(0.01, 0.02, 100, 25)), "a fast one", 46_080, 8192, "fp32"
+    ).write(tmp_path / "quick.json")
     yield tmp_path / "quick.json"
 
 
@@ -300,9 +315,14 @@ def test_the_same_words_give_the_same_result(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ([], "--law is needed: what a step costs; `gapless bench engine WORKLOAD --law FILE` measures it"),
+        (
+            [],
+            "--law or --gpu is needed: what a step costs; `gapless bench engine WORKLOAD --law FILE` measures it here",
+        ),
         (["--law", "nowhere.json"], "nowhere.json: No such file or directory; give what `gapless bench engine --law`"),
         (["--law", "sla/demo.yaml"], "sla/demo.yaml: not JSON"),
+        (["--law", LAW, "--gpu", "t4"], "--law and --gpu both say what a step costs; give one of them"),
+        (["--gpu", "t4", "--model-dir", "nowhere"], "nowhere/config.json: no such file; run `gapless build` first"),
         (["--law", LAW, "--policy", "lifo"], "--policy: 'lifo' is not allowed; weighted, priority, fcfs"),
         (["--law", LAW, "--option", "mode"], "--option: 'mode' is not allowed; key=value"),
         (["--law", LAW, "--option", "mode=fast"], "parameters.mode: 'fast' is not allowed; one of serial, static"),
