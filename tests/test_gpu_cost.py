@@ -11,16 +11,8 @@ from typing import Any
 
 import pytest
 
-from decode.executors.gpu_cost import (
-    TABLES,
-    GpuError,
-    GpuLaw,
-    ModelShape,
-    StepWork,
-    gpu_table,
-    known_gpus,
-    prefill_ns,
-)
+from decode.executors.gpu_cost import GpuError, GpuLaw, ModelShape, StepWork, gpu_table, known_gpus, prefill_ns
+from decode.executors.gpu_table import TABLES
 from decode.executors.model_config import ModelConfig
 
 HELD_OUT = json.loads((Path(__file__).parent / "data/gpu_held_out_a100.json").read_text())

@@ -16,28 +16,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from fit_gpu import (
-    CONTEXTS,
-    HEADS,
-    LENGTHS,
-    PROMPTS,
-    SEQUENCES,
-    M,
+from fit_gpu import CONTEXTS, HEADS, LENGTHS, PROMPTS, SEQUENCES, M, errors, report, write
+from grids import coded, pool
+from measurements import (
     Row,
     attention_rows,
-    coded,
-    errors,
     from_memory,
     linear_rows,
     linear_sources,
     newest,
     package,
-    pool,
-    report,
     some,
     stream_fraction,
     system,
-    write,
 )
 
 DONORS = ["a100_sxm", "l40s"]

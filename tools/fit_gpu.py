@@ -10,21 +10,34 @@ error in each file is that of the shipped table, read by the shipped code, on ro
 from __future__ import annotations
 
 import argparse
-import functools
-import hashlib
 import json
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
-import yaml
+from grids import coded, fill, pool
+from measurements import (
+    Row,
+    Rows,
+    attention_rows,
+    from_memory,
+    held_out,
+    linear_rows,
+    linear_sources,
+    newest,
+    origin,
+    package,
+    some,
+    stream_fraction,
+    system,
+)
 
-from decode.executors.gpu_cost import STEPS, TABLES, GpuTable, prefill_ns
+from decode.executors.gpu_cost import prefill_ns
+from decode.executors.gpu_table import TABLES, GpuTable
 
+Groups = dict[str, list[tuple[int, ...]]]
 GPUS = {
     "a100_sxm": ["a100", "a100_80gb", "a100_sxm_80gb"],
     "h100_sxm": ["h100", "h100_80gb", "h100_sxm_80gb"],
@@ -38,91 +51,12 @@ GPUS = {
 }
 # Tokens: those after a power of two begin a new tile and may cost twice as much; a GPU takes those that were measured.
 M = [1, 2, 4, 8, 16, 32, 64, 65, 96, 128, 129, 192, 256, 257, 384, 512, 513, 768, 1024, 1025, 2048, 4096, 8192]
-NARROWEST = 128  # inputs and outputs of a linear layer: no model has narrower ones
 PROMPTS = [1, 2, 4, 8, 16, 32, 64, 128, 256]
 LENGTHS = [16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384]
 SEQUENCES = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048]
 CONTEXTS = [2, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072]
 HEADS = [1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 64]
 DIMS = [64, 128]
-LARGE = 2**29  # bytes; no cache of these GPUs holds a quarter of it
-HELD_OUT = 8  # one in so many shapes (linear) or rows (attention)
-CHECKED = 4000  # most held-out rows that an error is taken over, chosen by the same hash
-# Weights of a precision → its table of linear layers; fp16 takes bf16: the units run both at one rate.
-INT8_FROM = {"a100_sxm": ("trtllm", "sq")}  # 8-bit weights and activations
-Row = dict[str, Any]
-Groups = dict[str, list[tuple[int, ...]]]
-
-
-def drawn(*key: object) -> int:
-    """A fixed number from 0 to 2**32 for what was measured."""
-    return int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:4], "big")
-
-
-def held_out(*key: object) -> bool:
-    return drawn(*key) % HELD_OUT == 0
-
-
-def newest(folder: Path, framework: str, name: str) -> Path:
-    """The file of the framework's latest version that has it."""
-    found = folder.glob(f"{framework}/*/{name}")
-    return max(found, key=lambda path: [int("0" + "".join(filter(str.isdigit, w))) for w in path.parts[-2].split(".")])
-
-
-def means(rows: Iterable[tuple[tuple[int, ...], float]]) -> dict[tuple[int, ...], float]:
-    """µs by what was measured; several measurements of the same are averaged."""
-    found: dict[tuple[int, ...], list[float]] = defaultdict(list)
-    for key, ms in rows:
-        found[key].append(ms * 1000)
-    return {key: float(np.mean(values)) for key, values in found.items()}
-
-
-def pool(values: np.ndarray, axis: int) -> np.ndarray:
-    """The nearest values (least squares) that never fall along `axis`: pool adjacent violators."""
-
-    def line(row: np.ndarray) -> np.ndarray:
-        blocks: list[list[float]] = []
-        for value in row:
-            blocks.append([float(value), 1.0])
-            while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
-                (a, n), (b, k) = blocks[-2], blocks.pop()
-                blocks[-1] = [(a * n + b * k) / (n + k), n + k]
-        return np.repeat([b[0] for b in blocks], [int(b[1]) for b in blocks])
-
-    return np.apply_along_axis(line, axis, values)
-
-
-def floor_and_work(values: np.ndarray, axes: Sequence[Sequence[int]], powers: Sequence[float]) -> np.ndarray:
-    """log2 of the least time plus the work at the best rate: the bend that every operator has from small to large."""
-    sizes = [np.array(axis, dtype=float) ** power for axis, power in zip(axes, powers, strict=True)]
-    work = functools.reduce(np.multiply.outer, sizes)
-    rate = np.nanmax(work / 2**values)
-    return np.log2(2 ** np.nanmin(values) + work / rate)
-
-
-def fill(values: np.ndarray, axes: Sequence[Sequence[int]], powers: Sequence[float]) -> np.ndarray:
-    """Cells without a measurement: as far from `floor_and_work` as their neighbours along each axis say (median)."""
-    logs = [np.log2(np.array(axis, dtype=float)) for axis in axes]
-    bend = floor_and_work(values, axes, powers)
-    values = values - bend
-    for beyond in (False, True):
-        while np.isnan(values).any():
-            found: dict[tuple[int, ...], list[float]] = defaultdict(list)
-            for cell in map(tuple, np.argwhere(np.isnan(values))):
-                for axis, x in enumerate(logs):
-                    line = values[(*cell[:axis], slice(None), *cell[axis + 1 :])]
-                    have = np.flatnonzero(~np.isnan(line))
-                    if have.size and (beyond or have[0] < cell[axis] < have[-1]):
-                        found[cell].append(float(np.interp(x[cell[axis]], x[have], line[have])))
-            if not found:
-                break
-            for cell, guesses in found.items():
-                values[cell] = np.median(guesses)
-    return values + bend
-
-
-def coded(values: np.ndarray) -> list[Any]:
-    return np.rint(values * STEPS).astype(int).tolist()
 
 
 def errors(pairs: Iterable[tuple[float, float]]) -> dict[str, float]:
@@ -137,23 +71,7 @@ def errors(pairs: Iterable[tuple[float, float]]) -> dict[str, float]:
     }
 
 
-def some(keys: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    return sorted(keys, key=lambda key: drawn("checked", *key))[:CHECKED]
-
-
-# Linear layers
-
-
-def linear_rows(path: Path, dtype: str) -> dict[tuple[int, ...], float]:
-    rows = pq.read_table(path, columns=["gemm_dtype", "m", "n", "k", "latency"]).to_pylist()
-    return means(((r["m"], r["n"], r["k"]), r["latency"]) for r in rows if keep(r, dtype))
-
-
-def keep(row: Row, dtype: str) -> bool:
-    return row["gemm_dtype"] == dtype and min(row["n"], row["k"]) >= NARROWEST
-
-
-def linear_table(rows: dict[tuple[int, ...], float], origin: dict[str, str]) -> Row:
+def linear_table(rows: Rows, origin: dict[str, str]) -> Row:
     """Held out are whole shapes (all m of an n, k), so the error is that of a model whose shapes were not measured."""
     m_axis = [m for m in M if any(key[0] == m for key in rows)]
     n_axis, k_axis = (sorted({key[i] for key in rows}) for i in (1, 2))
@@ -166,7 +84,7 @@ def linear_table(rows: dict[tuple[int, ...], float], origin: dict[str, str]) -> 
     return {**origin, "m": m_axis, "n": n_axis, "k": k_axis, "values": coded(pool(cube, 2))}
 
 
-def linear_groups(table: GpuTable, name: str, rows: dict[tuple[int, ...], float]) -> Groups:
+def linear_groups(table: GpuTable, name: str, rows: Rows) -> Groups:
     """Shapes that are held out, and numbers of tokens between those stored."""
     return {
         "shapes": some(key for key in rows if held_out(*key[1:])),
@@ -178,41 +96,6 @@ def linear_us(table: GpuTable, name: str, m: int, n: int, k: int) -> float:
     return table.linear_grid(name, n, k).ns(m, 1) / 1000
 
 
-# Attention
-
-
-def attention_rows(path: Path, dim: int) -> dict[tuple[int, ...], float]:
-    """(heads, KV heads, sequences, length) → µs, without windows and with a 16-bit cache."""
-    rows = [
-        r
-        for r in pq.read_table(path).to_pylist()
-        if r["head_dim"] == dim and not r.get("window_size") and r["kv_cache_dtype"] == "bfloat16"
-    ]
-    return means(
-        ((r["num_heads"], r["num_key_value_heads"], r["batch_size"], r["isl"] + r["step"]), r["latency"]) for r in rows
-    )
-
-
-def stream_fraction(rows: dict[tuple[int, ...], float], dim: int, bandwidth: float) -> float:
-    """The largest part of the memory's bandwidth that decoding reached on keys and values far larger than any cache."""
-    large = [key for key in rows if kv_bytes(key, dim) >= LARGE]
-    return max(kv_bytes(key, dim) / bandwidth * 1e6 / rows[key] for key in large)
-
-
-def kv_bytes(key: tuple[int, ...], dim: int) -> int:
-    _, kv, sequences, length = key
-    return sequences * length * kv * dim * 4
-
-
-def from_memory(rows: dict[tuple[int, ...], float], dim: int, rate: float) -> dict[tuple[int, ...], float]:
-    """Decoding with keys and values out of memory (`rate` bytes per second).
-
-    They were measured again and again on the same keys and values, which a large cache then holds; in a model every
-    layer has its own, and the weights pass in between. So what was faster than memory can deliver is raised to that.
-    """
-    return {key: max(us, kv_bytes(key, dim) / rate * 1e6) for key, us in rows.items()}
-
-
 def families(pairs: Iterable[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
     """Heads that go together: those with the same few KV heads, and those where each head has its own."""
     pairs = sorted(pairs)
@@ -222,7 +105,7 @@ def families(pairs: Iterable[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
     return [*grouped, own] if own else grouped
 
 
-def attention_table(rows: dict[tuple[int, ...], float], kind: str) -> Row:
+def attention_table(rows: Rows, kind: str) -> Row:
     counts, lengths = (PROMPTS, LENGTHS) if kind == "prefill" else (SEQUENCES, CONTEXTS)
     powers = (1.0, 1.0, 2.0) if kind == "prefill" else (0.0, 1.0, 1.0)
     table: Row = {"pairs": [], "rows": counts, "columns": lengths, "values": []}
@@ -248,7 +131,7 @@ def attention_us(table: GpuTable, kind: str, dim: int, key: tuple[int, ...]) -> 
     return prefill_ns(prefill, decode, count, count * length, count * length * length / 2) / 1000
 
 
-def attention_groups(table: GpuTable, kind: str, dim: int, rows: dict[tuple[int, ...], float]) -> Groups:
+def attention_groups(table: GpuTable, kind: str, dim: int, rows: Rows) -> Groups:
     """Held-out rows of stored heads, lengths between those stored, and heads that are not stored."""
     operator = table.raw[kind][str(dim)]
     pairs = {tuple(pair) for pair in operator["pairs"]}
@@ -262,37 +145,6 @@ def attention_groups(table: GpuTable, kind: str, dim: int, rows: dict[tuple[int,
     return {name: keys for name, keys in groups.items() if keys}
 
 
-# A file
-
-
-def system(folder: Path, gpu: str) -> Row:
-    """Sizes and small overheads of a GPU as the package states them."""
-    raw = yaml.safe_load((folder / f"{gpu}.yaml").read_text(encoding="utf-8"))
-    chip = raw["gpu"]
-    return {
-        "memory_bytes": chip["mem_capacity"],
-        "reserved_bytes": raw["misc"]["other_mem"],
-        "bandwidth": chip["mem_bw"],
-        "bandwidth_fraction": chip["mem_bw_empirical_scaling_factor"],
-        "kernel_ns": round(chip["mem_empirical_constant_latency"] * 1e9),
-        "flops": {name: chip[f"{key}_tc_flops"] for name, key in FLOPS.items() if f"{key}_tc_flops" in chip},
-    }
-
-
-FLOPS = {"bf16": "bfloat16", "int8": "int8", "fp8": "fp8"}
-
-
-def linear_sources(data: Path, gpu: str) -> dict[str, tuple[Path, str]]:
-    file = newest(data / "gemm", "vllm", "gemm_perf.parquet")
-    sources = {"bf16": (file, "bfloat16")}
-    if "fp8" in set(pq.read_table(file, columns=["gemm_dtype"]).column(0).to_pylist()):
-        sources["fp8"] = (file, "fp8")
-    if gpu in INT8_FROM:
-        framework, dtype = INT8_FROM[gpu]
-        sources["int8"] = (newest(data / "gemm", framework, "gemm_perf.parquet"), dtype)
-    return sources
-
-
 def precisions(raw: Row) -> dict[str, str]:
     names = {"fp16": "bf16", "bf16": "bf16"}
     if "fp8" in raw["linear"]:
@@ -304,10 +156,6 @@ def precisions(raw: Row) -> dict[str, str]:
     return names
 
 
-def origin(path: Path) -> dict[str, str]:
-    return {"framework": path.parts[-3], "version": path.parts[-2]}
-
-
 def fit(folder: Path, gpu: str, source: dict[str, str], fixture: Path | None = None) -> Row:
     data = folder / "data" / gpu
     raw: Row = {"gpu": gpu, "aliases": GPUS[gpu], "estimated": False, "source": source, **system(folder, gpu)}
@@ -315,7 +163,7 @@ def fit(folder: Path, gpu: str, source: dict[str, str], fixture: Path | None = N
     linears = {name: linear_rows(*where) for name, where in sources.items()}
     raw["linear"] = {name: linear_table(rows, origin(sources[name][0])) for name, rows in linears.items()}
     raw["precisions"] = precisions(raw)
-    attention: dict[tuple[str, int], dict[tuple[int, ...], float]] = {}
+    attention: dict[tuple[str, int], Rows] = {}
     for kind, stem in (("prefill", "context"), ("decode", "generation")):
         path = newest(data / "attention", "vllm", f"{stem}_attention_perf.parquet")
         raw["device"] = pq.read_table(path, columns=["device"]).column(0)[0].as_py()
@@ -333,8 +181,8 @@ def fit(folder: Path, gpu: str, source: dict[str, str], fixture: Path | None = N
 
 def examine(
     raw: Row,
-    linears: dict[str, dict[tuple[int, ...], float]],
-    attention: dict[tuple[str, int], dict[tuple[int, ...], float]],
+    linears: dict[str, Rows],
+    attention: dict[tuple[str, int], Rows],
     fixture: Path | None,
 ) -> None:
     """Add the errors to a table; the rows that are held out go into `fixture`, so that a test can find the same."""
@@ -368,14 +216,6 @@ def write(raw: Row) -> None:
     """A line for each block of values, so that a change can be read."""
     text = json.dumps(raw, separators=(",", ":")).replace("]],", "]],\n").replace('"values"', '\n"values"')
     (TABLES / f"{raw['gpu']}.json").write_text(text + "\n", encoding="utf-8")
-
-
-def package(wheel: Path) -> tuple[Path, dict[str, str]]:
-    """The folder of measurements in an unpacked wheel, and what to say of it."""
-    meta = next(wheel.glob("aiconfigurator_core-*.dist-info"))
-    version = meta.name.removesuffix(".dist-info").split("-")[1]
-    source = {"package": "aiconfigurator-core", "version": version, "licence": "Apache-2.0"}
-    return wheel / "aiconfigurator_core" / "systems", source
 
 
 def main() -> None:
