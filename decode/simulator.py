@@ -22,8 +22,10 @@ from decode.types import FinishReason, Request
 GAP = 1000  # ns: gaps between tokens are counted by the whole microsecond
 NEVER = float("inf")
 
-COUNTERS = ("sent", "rejected", "failed", "in_time", "output_tokens", "tokens_in_time", "prompt_tokens")
-COUNTERS += ("cached_tokens", "preemptions")
+COUNTERS = (
+    *("sent", "rejected", "failed", "in_time", "output_tokens", "tokens_in_time"),
+    *("prompt_tokens", "cached_tokens", "preemptions"),
+)
 
 Timed = tuple[int, Request]  # ns from the start, ascending
 
@@ -151,9 +153,9 @@ class Recorder:
     def emit(self, events: Sequence[Event]) -> None:
         live, duration = self._live, self._duration
         for event in events:
-            kind = type(event)
-            if kind is TokenOut:
-                one, now, tier = live[event[0]], event[3], live[event[0]].tier
+            if isinstance(event, TokenOut):
+                one, now = live[event.request_id], event.time
+                tier = one.tier
                 if one.first < 0:
                     one.first = now
                 else:
@@ -162,12 +164,12 @@ class Recorder:
                 tier.output_tokens += 1
                 if now <= duration:
                     tier.tokens_in_time += 1
-            elif kind is Finished:
+            elif isinstance(event, Finished):
                 self._finished(event)
-            elif kind is Rejected:
-                one = live.pop(event[0])
+            elif isinstance(event, Rejected):
+                one = live.pop(event.request_id)
                 one.tier.rejected += 1
-                self._missed(one, 0, str(event[1]))
+                self._missed(one, 0, str(event.reason))
 
     def _finished(self, event: Finished) -> None:
         one, usage = self._live.pop(event.request_id), event.usage
@@ -226,7 +228,9 @@ def simulate(
     recorder = Recorder([tier.name for tier in config.tiers], duration)
     outcome = Outcome(recorder.tiers)
     watch = Watch(engine, outcome, observer)
-    Driver(engine, CostModelExecutor(law), clock, Feed(requests, clock, recorder), recorder, watch).run()
+    Driver(
+        engine, CostModelExecutor(law, config.swap_page_time), clock, Feed(requests, clock, recorder), recorder, watch
+    ).run()
     if not engine.idle:
         raise RuntimeError(f"the scheduler stands still with requests waiting: {engine.stats()}")
     outcome.span, outcome.preemptions = clock.now(), engine.stats().preemptions

@@ -16,7 +16,7 @@ from decode.executors.cost_model import OTHERS, CostModelExecutor, Fit, FittedLa
 from decode.executors.gpu_cost import StepWork
 from decode.executors.law_fit import FitError, Step, errors, fit
 from decode.executors.scripted import ScriptedExecutor
-from decode.plan import Chunk, Draw, StepPlan
+from decode.plan import Chunk, Copy, Draw, StepPlan, Swap
 from decode.types import SamplingParams
 
 LAW = Path(__file__).parent / "data" / "law.json"
@@ -99,6 +99,12 @@ def test_the_executor_takes_the_time_of_the_law_and_draws_by_position() -> None:
     result = CostModelExecutor(TRUE).execute(plan)
     assert result.tokens == (9, None)
     assert result.elapsed == round(TRUE.step(StepWork(4, 1, 8, 1, 9, 1)))
+
+
+def test_pages_moved_to_the_host_and_back_take_time_of_their_own() -> None:
+    plan = StepPlan(0, (Chunk(0, (5,), 8, (0,), None),), (Swap(0, 0, True), Copy(0, 1, 3), Swap(1, 0, False)))
+    with_swaps, without = CostModelExecutor(TRUE, 1000).execute(plan), CostModelExecutor(TRUE).execute(plan)
+    assert with_swaps.elapsed == without.elapsed + 2000
 
 
 def test_a_law_survives_its_file(tmp_path: Path) -> None:

@@ -72,7 +72,8 @@ def test_the_plans_are_those_of_the_engine_stepped_by_hand() -> None:
     work, simulated, by_hand = timed(60, rate=6), Trace(), Trace()
     outcome = simulate(CONFIG, Machine(), work, 10 * SECOND, simulated)
     engine, executor, now, todo = Engine(CONFIG), CostModelExecutor(Machine()), 0, list(work)
-    ends, last = {}, {}
+    ends: dict[str, int] = {}
+    last: dict[str, int] = {}
     while todo or not engine.idle:
         inputs = [Submit(r) for at, r in todo if at <= now]
         todo = todo[len(inputs) :]

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from decode.executors.gpu_cost import StepWork
-from decode.plan import StepPlan, StepResult
+from decode.plan import StepPlan, StepResult, Swap
 
 FORMAT = 1  # of the file
-OTHERS = ("prefill", "prefill_context", "decode", "context", "draw")  # costs besides those of tokens
+# Costs besides those of tokens, in the order in which StepWork counts what they are of.
+OTHERS = ("prefill", "prefill_context", "decode", "context", "draw")
 
 
 class LawError(ValueError):
@@ -51,15 +52,22 @@ def work_of(plan: StepPlan) -> StepWork:
 
 
 class CostModelExecutor:
-    """Executes nothing: a step takes what `law` says, in whole nanoseconds, at least one."""
+    """Executes nothing: a step takes what `law` says, in whole nanoseconds, at least one.
 
-    def __init__(self, law: Law) -> None:
+    Pages that it moves to the host or back take `swap_page_time` ns each on top.
+    """
+
+    def __init__(self, law: Law, swap_page_time: int = 0) -> None:
         self.law = law
         self.profile: dict[str, float] = {}
+        self._swap_page_time = swap_page_time
 
     def execute(self, plan: StepPlan) -> StepResult:
         tokens = tuple([None if c.draw is None else c.draw.position for c in plan.chunks])
-        return StepResult(tokens, max(1, round(self.law.step(work_of(plan)))))
+        elapsed = self.law.step(work_of(plan))
+        if plan.copies:
+            elapsed += self._swap_page_time * sum(isinstance(copy, Swap) for copy in plan.copies)
+        return StepResult(tokens, max(1, round(elapsed)))
 
 
 @dataclass(frozen=True, slots=True)

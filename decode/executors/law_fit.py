@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from decode.executors.cost_model import Fit, FittedLaw
+from decode.executors.cost_model import OTHERS, Fit, FittedLaw
 from decode.executors.gpu_cost import StepWork
 
 HELD_OUT = 5  # every fifth step is kept for the error
@@ -96,4 +96,6 @@ def _not_negative(rows: Floats, wanted: Floats) -> Floats:
 def _law(knots: tuple[int, ...], theta: Floats, told: Fit) -> FittedLaw:
     values = [float(value) for value in theta]
     slopes, others = values[1 : 1 + len(knots)], values[1 + len(knots) :]
-    return FittedLaw(values[0], knots, tuple(slopes), *others, told)
+    return FittedLaw(
+        base=values[0], knots=knots, slopes=tuple(slopes), fit=told, **dict(zip(OTHERS, others, strict=True))
+    )
