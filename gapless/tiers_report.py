@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 from rich.table import Table
 
+OVERLOADED = 0.1  # of the output asked for that an overload leaves undone when it ends
+
 Round = dict[str, dict[str, Any]]  # by policy, what `tiers.under` found
 
 
@@ -84,8 +86,8 @@ def _rate(run: dict[str, Any], tier: str) -> float:
 
 def table(rounds: Sequence[Round]) -> Table:
     """Medians over the rounds, a row for each policy and tier; latencies P50/P99, rates while the load lasted."""
-    shown = Table(box=None)
-    for name in ("policy", "tier", "sent", "refused, failed", "TTFT ms", "ITL ms", "tokens/s", "service/s"):
+    shown = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("policy", "tier", "sent", "lost", "TTFT ms", "ITL ms", "tokens/s", "service/s"):
         shown.add_column(name, justify="left" if name in ("policy", "tier") else "right")
     for policy in rounds[0]:
         runs = [r[policy] for r in rounds]
@@ -95,7 +97,7 @@ def table(rounds: Sequence[Round]) -> Table:
             latencies = [_spread([t[f"{metric}_ms"] for t in of]) for metric in ("ttft", "itl")]
             rate = _median(t["output_tokens_per_s"] for t in of)
             service = _median(run["service_tokens_per_s"].get(tier, 0.0) for run in runs)
-            shown.add_row(policy, tier, sent, f"{refused}, {failed}", *latencies, f"{rate:.1f}", f"{service:.0f}")
+            shown.add_row(policy, tier, sent, f"{refused}+{failed}", *latencies, f"{rate:.1f}", f"{service:.0f}")
         total = _median(run["output_tokens_per_s"] for run in runs)
         service = _median(sum(run["service_tokens_per_s"].values()) for run in runs)
         shown.add_row(policy, "all", "", "", "", "", f"{total:.1f}", f"{service:.0f}")
@@ -115,18 +117,28 @@ def _spread(found: list[dict[str, float | None]]) -> str:
 
 
 def lines(found: Sequence[Bar], rounds: Sequence[Round]) -> list[str]:
-    """One line a bar: name, value, each round, limit, ruling. Then what the numbers depend on."""
+    """What the numbers depend on, then one line a bar: name, value, each round, limit, ruling."""
     runs = [(policy, run) for r in rounds for policy, run in r.items()]
-    beside = [
-        f"        {policy}: no verdict, {run['client']['lagged']}" for policy, run in runs if run["client"]["lagged"]
-    ]
     evicted = ", ".join(f"{policy} {run['server'].get('gapless_preemptions_total', 0):.0f}" for policy, run in runs)
+    undone = ", ".join(f"{policy} {run['undone']:.0%}" for policy, run in runs)
     return [
         "Latencies P50/P99 in ms, of requests from their intended time; tokens of output and of service (output and",
-        f"prompts not cached) per second while the load lasted. Preemptions: {evicted}.",
-        *beside,
+        "prompts not cached) per second while the load lasted; lost: requests refused + failed.",
+        f"Preemptions: {evicted}. Of the output asked for, not there when the load ended: {undone}.",
+        *(f"No verdict on {policy}: {run['client']['lagged']}" for policy, run in runs if run["client"]["lagged"]),
         *map(_line, found),
     ]
+
+
+def quiet(scenario: str, rounds: Sequence[Round]) -> str | None:
+    """Why this was no overload, or None: other work on the machine ended after its capacity was measured."""
+    run = rounds[0].get("fcfs") or next(iter(rounds[0].values()))
+    if scenario == "promise" or run["undone"] >= OVERLOADED:
+        return None
+    return (
+        f"No verdict: of the output asked for only {run['undone']:.0%} was not there when the load ended, under "
+        f"{OVERLOADED:.0%}, so this was no overload; measure on a machine without other work"
+    )
 
 
 def _line(bar: Bar) -> str:

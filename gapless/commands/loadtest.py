@@ -24,9 +24,9 @@ DRAIN = 30 * 10**9  # ns
 REPOSITORY = Path("model_repository")
 
 
-def duration_option() -> Any:
+def duration_option(what: str = "how long to send") -> Any:
     """`--duration 60s`, in ns."""
-    return typer.Option(help="how long to send", parser=_duration, metavar="TIME")
+    return typer.Option(help=what, parser=_duration, metavar="TIME")
 
 
 def _duration(text: str) -> int:
