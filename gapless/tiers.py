@@ -185,7 +185,7 @@ def under(bench: Bench, weights: str, policy: str, traffic: Mapping[str, LlmTraf
         "output_tokens_per_s": sum(c.output_rate for c in classes),
         "service_tokens_per_s": served(samples, bench.duration),
         "undone": undone(samples, bench.duration),
-        "client": told(client),
+        "client": told(client, bench.model),
         "server": counted,
     }
 
@@ -225,10 +225,12 @@ def _ms(ns: float) -> float | None:
     return None if ns == float("inf") else ns / 1e6
 
 
-def told(client: Client) -> dict[str, Any]:
+def told(client: Client, model: LlmModel) -> dict[str, Any]:
     """How the load generator did, and whether its numbers can be trusted."""
+    promised = model.targets.values()
+    targets = [value for t in promised for value in (t.ttft, t.itl, t.e2e) if value is not None]
     lags = {"send_lag_p99_ms": client.send_lag / 1e6, "loop_lag_p99_ms": client.loop_lag / 1e6}
-    return {"cpu": client.cpu, **lags, "lagged": lag_reason(client)}
+    return {"cpu": client.cpu, **lags, "lagged": lag_reason(client, targets)}
 
 
 def counters(port: int) -> dict[str, float]:
