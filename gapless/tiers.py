@@ -140,7 +140,7 @@ def measure(
     )
     if why := tiers_report.quiet(scenario, rounds):
         console.print(why, highlight=False, soft_wrap=True)
-    case = {
+    case: dict[str, Any] = {
         "weights": weights,
         "no_verdict": why,
         "scenario": scenario,
