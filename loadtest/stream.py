@@ -239,7 +239,7 @@ def _probe(url: str, model: str, tier: str) -> None:
     finally:
         streams.close()
     if sample.outcome != "ok":
-        raise Unusable(f"model '{model}' on {url} does not serve tier '{tier}': {sample.error}")
+        raise Unusable(f"model '{model}' on {url} does not serve tier '{tier}': {sample.error}; serve with --sla FILE")
 
 
 def _inputs(request: Planned) -> list[triton.InferInput]:

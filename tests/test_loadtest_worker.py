@@ -208,7 +208,10 @@ def test_what_cannot_be_loaded_is_told_in_one_line() -> None:
     with fake_triton(only_api) as url:
         with pytest.raises(run.LoadtestError, match=rf"^model 'other' is not ready on {url}; ready there: chat$"):
             load(url, planned([0.1]), 0.2, model="other")
-        with pytest.raises(run.LoadtestError, match=r"does not serve tier 'bulk': tier 'bulk' is not allowed; api$"):
+        with pytest.raises(
+            run.LoadtestError,
+            match=r"does not serve tier 'bulk': tier 'bulk' is not allowed; api; serve with --sla FILE$",
+        ):
             load(url, planned([0.1], "bulk"), 0.2)
 
 

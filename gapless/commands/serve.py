@@ -11,8 +11,10 @@ from typing import Annotated
 
 import typer
 
+from config_gen.spec import load
 from decode.options import ServiceOptions
 from gapless.errors import UsageError
+from gapless.limits import options as declared_options
 from gapless.supervisor import Launcher, Plan
 from gapless.triton_http import pick_port, port_is_free
 from gapless.tritonserver import find_server, shared_memory_warning
@@ -33,6 +35,7 @@ def run(
     grpc_port: Annotated[int, typer.Option(help="0 picks a free one.")] = 8001,
     metrics_port: Annotated[int, typer.Option(help="0 picks a free one.")] = 8002,
     drain_timeout: Annotated[float, typer.Option(help="Seconds that running requests get after SIGTERM.")] = 30.0,
+    sla: Annotated[Path | None, typer.Option(help="SLA file: its tiers, targets and limits for the model.")] = None,
     option: Annotated[list[str] | None, typer.Option(help="key=value: overrides a parameter of config.pbtxt.")] = None,
     ready_file: Annotated[Path | None, typer.Option(help="JSON file with ports and pids, there while ready.")] = None,
     log_file: Annotated[Path | None, typer.Option(help="Where tritonserver's log goes. Default: stderr.")] = None,
@@ -51,7 +54,7 @@ def run(
         grpc_port=ports["grpc"],
         metrics_port=ports["metrics"],
         drain_timeout=drain_timeout,
-        options=_options(option or []),
+        options=_options(_declared(sla, models), option or []),
         flags=(*_flags_without_gpu(), *(flags or ())),
         ready_file=ready_file,
     )
@@ -109,14 +112,27 @@ def _ports(host: str, wanted: dict[str, int]) -> dict[str, int]:
     return ports
 
 
-def _options(words: list[str]) -> dict[str, str]:
-    """`key=value` words, checked as the model will check them. Raises UsageError or ConfigError."""
-    options: dict[str, str] = {}
+def _declared(sla: Path | None, models: tuple[str, ...]) -> dict[str, str]:
+    """What an SLA file says of the model that is served. Raises SpecError, and UsageError when that is not one model."""
+    if sla is None:
+        return {}
+    spec = load(sla)
+    served = [name for name in models if name in spec.models]
+    if len(served) != 1:
+        raise UsageError(
+            f"--sla: {sla} declares {', '.join(spec.models)}, and {', '.join(models)} are served; "
+            "name one of both by --model"
+        )
+    return declared_options(spec, spec.models[served[0]])
+
+
+def _options(options: dict[str, str], words: list[str]) -> dict[str, str]:
+    """Options, `key=value` words over them, checked as the model will check them. Raises UsageError, ConfigError."""
     for word in words:
         key, equals, value = word.partition("=")
         if not equals:
             raise UsageError(f"--option: {word!r} is not allowed; key=value")
-        options[key] = value
+        options = options | {key: value}
     ServiceOptions.from_parameters(options)
     return options
 
