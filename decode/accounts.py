@@ -2,9 +2,9 @@
 
 A tier's virtual time is the service it got (tokens times their cost) over its weight; whoever has the least goes next.
 This is VTC (Sheng et al., "Fairness in serving large language models", OSDI 2024) with one account a tier: a tier whose
-queue was empty starts again at the virtual time of those that wait, so that idle time cannot be banked. Then for any two
-tiers that both have requests waiting throughout an interval, service over weight differs by at most
-2 * max(L, M) / min(weight), L = the most expensive prompt, M = the most service that running sequences can still ask for.
+queue was empty starts again at the virtual time of those that wait, so that idle time cannot be banked. Then for any
+two tiers that both have requests waiting throughout an interval, service over weight differs by at most
+2 * max(L, M) / min(weight), L = the most expensive prompt, M = the most service that running sequences can ask for.
 Must not know sequences, pages or time.
 """
 

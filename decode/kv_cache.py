@@ -116,12 +116,12 @@ class KVCache:
             lease.nodes.append(node)
 
     def swap_out(self, lease: Lease, tokens: int) -> tuple[list[int], tuple[Swap, ...]]:
-        """Slots that keep the first `tokens` positions of a lease, and the moves; the caller has seen that they are free."""
+        """Slots that keep the first `tokens` positions of a lease, and the moves; the caller has seen that there are."""
         slots = [self.host.take() for _ in range(self.pages_for(tokens))]
         return slots, tuple(Swap(page, slot, True) for page, slot in zip(lease.table, slots, strict=False))
 
     def swap_in(self, lease: Lease, slots: list[int]) -> tuple[Swap, ...]:
-        """Fill a new lease from its slots, but for pages that it shares with others already; the slots are free again."""
+        """Fill a new lease from its slots, but for pages that it shares already; the slots are free again."""
         for slot in slots:
             self.host.give_back(slot)
         shared = len(lease.nodes)

@@ -157,7 +157,7 @@ def _device(name: str, text: str) -> str:
 
 
 def _tiers(name: str, text: str) -> tuple[TierConfig, ...]:
-    """`{"interactive": {"weight": 8, "queue_timeout_ms": 2000}, "batch": {"idle_below": 0.4}}`; the first goes first."""
+    """`{"interactive": {"weight": 8, "queue_timeout_ms": 2000}, "batch": {"idle_below": 0.4}}`, highest first."""
     allowed = 'a JSON object of tiers, such as {"interactive": {"weight": 8, "queue_timeout_ms": 2000}}'
     try:
         raw = json.loads(text)

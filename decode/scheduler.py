@@ -215,7 +215,7 @@ class Scheduler:
         return limit, short
 
     def _account_decodes(self) -> None:
-        """Charge tiers for the tokens of `planned`, all of them decoding; one look at each, for there may be thousands."""
+        """Charge tiers for the tokens of `planned`, all of them decoding; one look at each, there may be thousands."""
         context, counts = 0, dict.fromkeys(self._queues, 0)
         for sequence in self.planned:
             end = sequence.computed
@@ -285,15 +285,15 @@ class Scheduler:
         left, before = budget, len(self.running)
         long = {id(line[-1]) for line in under_way.values() if line[-1].remaining > budget}
         for line in under_way.values():
-            for sequence in [s for s in reversed(line) if id(s) not in long and s.remaining <= left]:
-                line.remove(sequence)
-                left -= self._plan_prompt(sequence, left, step, chunks)
+            for sequence in reversed(line[:]):
+                if id(sequence) not in long and sequence.remaining <= left:
+                    line.remove(sequence)
+                    left -= self._plan_prompt(sequence, left, step, chunks)
         while policy.may_start(self.config, len(self.running), before, left):
-            heads = self._heads(closed)
-            sequence = policy.next_prompt(self.config, self.accounts, heads)
-            if sequence is None or len(sequence.tokens) > left or not self._start(sequence, step):
+            head = policy.next_prompt(self.config, self.accounts, self._heads(closed))
+            if head is None or len(head.tokens) > left or not self._start(head, step):
                 break
-            left -= self._plan_prompt(sequence, left, step, chunks)
+            left -= self._plan_prompt(head, left, step, chunks)
         return budget - left
 
     def _plan_prompt(self, sequence: Sequence, budget: int, step: int, chunks: list[Chunk]) -> int:

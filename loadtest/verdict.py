@@ -96,8 +96,8 @@ def lag_reason(client: Client | None, targets: Iterable[int]) -> str | None:
         return None
     return (
         f"the client itself lagged (P99 of sending {show_duration(client.send_lag)}, of its event loop "
-        f"{show_duration(client.loop_lag)}; limit {show_duration(limit)}): send less, give it a core, or try again when "
-        "the machine has nothing else to do"
+        f"{show_duration(client.loop_lag)}; limit {show_duration(limit)}): send less, give it a core, or try again "
+        "when the machine has nothing else to do"
     )
 
 

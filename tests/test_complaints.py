@@ -5,6 +5,8 @@ The numbers in brackets are issues of the projects named.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from test_engine import Bench, request
 from test_tiers import MS, THREE, backlog, config, linear
@@ -138,5 +140,5 @@ def test_during_a_huge_prefill_decoding_keeps_its_pace() -> None:
     while len(bench.output("talk")) < 300:
         bench.step()
     times = [e.time for e in bench.events if isinstance(e, TokenOut) and e.request_id == "talk"]
-    assert max(b - a for a, b in zip(times, times[1:], strict=False)) <= 8 * MS
+    assert max(b - a for a, b in pairwise(times)) <= 8 * MS
     assert bench.engine.scheduler.running[0].computed > 300 * 32  # and the prefill goes on

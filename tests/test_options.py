@@ -35,8 +35,8 @@ def test_every_option_is_read() -> None:
         "device": "cuda:1",
         "threads": "0",
         "default_tier": "batch",
-        "tiers": '{"interactive": {"weight": 8, "queue_timeout_ms": 2000, "max_queue": 64, "ttft_ms": 500, "itl_ms": 60},'
-        ' "batch": {"idle_below": 0.4, "max_long": 2, "long_tokens": 900}}',
+        "tiers": '{"interactive": {"weight": 8, "queue_timeout_ms": 2000, "max_queue": 64, "ttft_ms": 500,'
+        ' "itl_ms": 60}, "batch": {"idle_below": 0.4, "max_long": 2, "long_tokens": 900}}',
     }
     assert text.keys() == {f.name for f in fields(ServiceOptions)}
     options = ServiceOptions.from_parameters(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -180,7 +181,7 @@ def test_absolute_priority_starves_and_is_kept_to_show_it() -> None:
     policy=st.sampled_from(["weighted", "priority", "fcfs"]),
 )
 def test_random_lives_end_once_and_nothing_idles(data: st.DataObject, pages: int, host: int, policy: str) -> None:
-    """Arrivals, cancels, tiers, gaps, caps and few pages: invariants after every operation, one end for each request."""
+    """Arrivals, cancels, tiers, gaps, caps and few pages: invariants after every operation, one end for each."""
     tiers = (
         replace(THREE[0], queue_timeout=60 * MS),
         replace(THREE[1], max_long=1, long_tokens=20),
@@ -303,7 +304,7 @@ def test_steps_are_sized_to_keep_the_smallest_itl_target(policy: str, kept: bool
     bench.submit(*(request(f"bulk-{n}", 300, 5, "batch") for n in range(4)))
     bench.run()
     times = [e.time for e in bench.events if isinstance(e, TokenOut) and e.request_id == "talk-0"]
-    worst = max(b - a for a, b in zip(times, times[1:], strict=False))
+    worst = max(b - a for a, b in pairwise(times))
     assert (worst <= 10 * MS) == kept
     assert all(len(bench.output(f"bulk-{n}")) == 5 for n in range(4))
 

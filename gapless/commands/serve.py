@@ -113,7 +113,7 @@ def _ports(host: str, wanted: dict[str, int]) -> dict[str, int]:
 
 
 def _declared(sla: Path | None, models: tuple[str, ...]) -> dict[str, str]:
-    """What an SLA file says of the model that is served. Raises SpecError, and UsageError when that is not one model."""
+    """What an SLA file says of the model that is served. Raises SpecError, or UsageError when it is not one."""
     if sla is None:
         return {}
     spec = load(sla)
