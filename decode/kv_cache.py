@@ -116,7 +116,7 @@ class KVCache:
             lease.nodes.append(node)
 
     def swap_out(self, lease: Lease, tokens: int) -> tuple[list[int], tuple[Swap, ...]]:
-        """Slots that keep the first `tokens` positions of a lease, and the moves; the caller has seen that there are."""
+        """Slots that keep the first `tokens` positions of a lease, and the moves; the caller saw that there are."""
         slots = [self.host.take() for _ in range(self.pages_for(tokens))]
         return slots, tuple(Swap(page, slot, True) for page, slot in zip(lease.table, slots, strict=False))
 

@@ -1,8 +1,8 @@
 """How long a step takes, learned from the steps that were executed.
 
 t = a + b * prefill tokens + c * decoding sequences + d * tokens of context that decoding reads + e * prefill tokens
-times their context. Least squares on relative errors over the steps so far, older ones forgotten by and by, no coefficient
-below zero. A step far off (a page fault, a neighbour on the machine) counts only as far as steps usually are off. Must
+times their context. Least squares on relative errors over the steps so far, older ones forgotten by and by, no
+coefficient below zero. A step far off (a page fault, a neighbour on the machine) counts only as far as steps usually are off. Must
 not know sequences or tiers.
 """
 
@@ -61,7 +61,7 @@ class StepTime:
         self.steps += 1
 
     def prefill_within(self, limit: float, work: Work, context: int, most: int) -> int:
-        """Most prompt tokens (up to `most`), each with `context` positions, that keep a step with `work` in `limit` ns."""
+        """Most prompt tokens (up to `most`), each with `context` positions, that keep `work` in `limit` ns."""
         slope = 1e6 * (self._law[1] / UNITS[1] + self._law[4] / UNITS[4] * context)
         spare = limit - self.predict(work)
         if spare <= 0:

@@ -193,8 +193,8 @@ def _write_law(
     Measured(law, describe(), per_token, model.max_position_embeddings, case.weights).write(path)
     fit = law.fit
     console.print(
-        f"\nLaw of a step: off by {fit.median:.1%} at the median and {fit.p95:.1%} at P95, on {fit.held_out} steps that "
-        f"it was not fitted to ({fit.steps} were). Written to {path}.",
+        f"\nLaw of a step: off by {fit.median:.1%} at the median and {fit.p95:.1%} at P95, on {fit.held_out} steps "
+        f"that it was not fitted to ({fit.steps} were). Written to {path}.",
         highlight=False,
     )
     return {"file": path.name, "median": fit.median, "p95": fit.p95, "steps": fit.steps, "held_out": fit.held_out}
