@@ -2,8 +2,8 @@
 
 t = a + b * prefill tokens + c * decoding sequences + d * tokens of context that decoding reads + e * prefill tokens
 times their context. Least squares on relative errors over the steps so far, older ones forgotten by and by, no
-coefficient below zero. A step far off (a page fault, a neighbour on the machine) counts only as far as steps usually are off. Must
-not know sequences or tiers.
+coefficient below zero. A step far off (a page fault, a neighbour on the machine) counts only as far as steps usually
+are off. Must not know sequences or tiers.
 """
 
 from __future__ import annotations
