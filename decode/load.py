@@ -1,4 +1,4 @@
-"""What tiers have done of late: how busy they kept the machine, how fast their requests started.
+"""What tiers have done of late: how much of the machine they took, how fast their requests started.
 
 Must not know sequences or policy.
 """
@@ -12,38 +12,37 @@ WINDOW = 5_000_000_000  # ns
 
 
 class Load:
-    """Busy time per tier over the last WINDOW ns."""
+    """Share of step capacity that each tier took over the last WINDOW ns; time without a step counts as free."""
 
     def __init__(self) -> None:
         self._steps: deque[tuple[int, dict[str, float]]] = deque()
-        self._busy: dict[str, float] = {}
+        self._taken: dict[str, float] = {}  # ns times share
         self._began: int | None = None
 
-    def add(self, now: int, elapsed: int, service: Mapping[str, float]) -> None:
-        """A step ended at `now` after `elapsed` ns; `service` says how much of it each tier got."""
+    def add(self, now: int, elapsed: int, shares: Mapping[str, float]) -> None:
+        """A step ended at `now` after `elapsed` ns; `shares` says how much of what a step can hold each tier had."""
         if self._began is None:
             self._began = now - elapsed
-        total = sum(service.values())
-        shares = {tier: elapsed * part / total for tier, part in service.items()} if total else {}
-        self._steps.append((now, shares))
-        for tier, part in shares.items():
-            self._busy[tier] = self._busy.get(tier, 0.0) + part
+        taken = {tier: elapsed * share for tier, share in shares.items()}
+        self._steps.append((now, taken))
+        for tier, part in taken.items():
+            self._taken[tier] = self._taken.get(tier, 0.0) + part
         self._forget(now)
 
     def others(self, tier: str, now: int) -> float:
-        """Share of the time since the window opened that steps spent on other tiers; 0 to 1."""
+        """What other tiers took since the window opened; 0 to 1."""
         self._forget(now)
         if self._began is None:
             return 0.0
         span = min(WINDOW, max(1, now - self._began))
-        return min(1.0, max(0.0, sum(part for name, part in self._busy.items() if name != tier)) / span)
+        return min(1.0, max(0.0, sum(part for name, part in self._taken.items() if name != tier)) / span)
 
     def _forget(self, now: int) -> None:
         while self._steps and self._steps[0][0] <= now - WINDOW:
             for tier, part in self._steps.popleft()[1].items():
-                self._busy[tier] -= part
+                self._taken[tier] -= part
         if not self._steps:
-            self._busy.clear()  # rounding does not pile up
+            self._taken.clear()  # rounding does not pile up
 
 
 class Pace:

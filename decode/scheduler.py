@@ -42,7 +42,7 @@ class Scheduler:
         self._gated = [t for t in config.tiers if t.idle_below is not None]
         self._max_long = {t.name: t.max_long for t in config.tiers}
         self._paces = {t.name: Pace() for t in config.tiers}
-        self._service: dict[str, float] = {}  # by tier, of the step being built
+        self._tokens: dict[str, int] = {}  # by tier, in the step being built
         self._copies: list[Copy | Swap] = []
         self._work = Work(0, 0, 0, 0)
         self._planned_at = 0
@@ -79,7 +79,7 @@ class Scheduler:
 
     def plan(self, step: int, now: int) -> StepPlan | None:
         """The next step, or None when there is nothing to do."""
-        self.planned, self.started, self._service, self._planned_at = [], [], {}, now
+        self.planned, self.started, self._tokens, self._planned_at = [], [], {}, now
         self.accounts.settle([name for name, queue in self._queues.items() if len(queue)])
         self._copies = []
         chunks: list[Chunk] = []
@@ -96,7 +96,7 @@ class Scheduler:
         """The planned step took `elapsed` ns."""
         self.times.learn(self._work, elapsed)
         # Not the time of the commit: a replay knows when a step was planned and how long it took, and no more.
-        self._load.add(self._planned_at + elapsed, elapsed, self._service)
+        self._load.add(self._planned_at + elapsed, elapsed, self._shares())
 
     def check(self) -> None:
         """Raise AssertionError unless queues, leases and pages agree."""
@@ -216,16 +216,17 @@ class Scheduler:
 
     def _account_decodes(self) -> None:
         """Charge tiers for the tokens of `planned`, all of them decoding; one look at each, there may be thousands."""
-        context, counts = 0, dict.fromkeys(self._queues, 0)
+        context, charged, self._tokens = 0, dict.fromkeys(self._queues, 0), dict.fromkeys(self._queues, 0)
         for sequence in self.planned:
             end = sequence.computed
             context += end
+            self._tokens[sequence.tier.name] += 1
             if end > sequence.charged:
                 sequence.charged = end
-                counts[sequence.tier.name] += 1
-        for tier, count in counts.items():
+                charged[sequence.tier.name] += 1
+        for tier, count in charged.items():
             if count:
-                self._charge(tier, count * self.config.decode_cost)
+                self.accounts.charge(tier, count * self.config.decode_cost)
         self._work = Work(0, len(self.planned), context, 0)
 
     def _paused(self, pending: list[Sequence], limit: float) -> list[Sequence]:
@@ -359,16 +360,21 @@ class Scheduler:
         first = max(start, sequence.charged)
         prefill, decode = max(0, min(end, prompt) - first), max(0, end - max(first, prompt))
         sequence.charged = max(sequence.charged, end)
-        self._charge(sequence.tier.name, prefill * self.config.prefill_cost + decode * self.config.decode_cost)
+        self.accounts.charge(sequence.tier.name, prefill * self.config.prefill_cost + decode * self.config.decode_cost)
+        self._tokens[sequence.tier.name] += size
         work = self._work
         self._work = work._replace(
             prefill_tokens=work.prefill_tokens + size,
             prefill_context=work.prefill_context + size * (start + end) // 2,
         )
 
-    def _charge(self, tier: str, service: float) -> None:
-        self.accounts.charge(tier, service)
-        self._service[tier] = self._service.get(tier, 0.0) + service
+    def _shares(self) -> dict[str, float]:
+        """How much of what a step can hold each tier had in the planned one: of its slots or of its tokens."""
+        slots = dict.fromkeys(self._queues, 0)
+        for sequence in self.planned:
+            slots[sequence.tier.name] += 1
+        seqs, tokens = self.config.max_num_seqs, self.config.max_num_batched_tokens
+        return {tier: max(slots[tier] / seqs, self._tokens[tier] / tokens) for tier in slots}
 
 
 def _draw(sequence: Sequence) -> Draw:
