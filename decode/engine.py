@@ -146,7 +146,7 @@ class Engine:
         config, invalid, length = self.config, RejectReason.INVALID, len(request.prompt)
         tier = self._tiers.get(request.tier)
         if tier is None:
-            return invalid, f"tier: {request.tier!r} is not allowed; one of {', '.join(self._tiers)}"
+            return invalid, f"tier: {request.tier[:60]!r} is not allowed; one of {', '.join(self._tiers)}"
         if request.id in self._sequences:
             return invalid, f"request id: {request.id!r} is in use by a request that has not ended"
         if length == 0:

@@ -138,6 +138,10 @@ class Frontend:
         else:
             self._service.submit(request, lambda output: self._output(request_id, entry, output))
 
+    def refuse(self, client: Client, message: str) -> None:
+        """Answer a request that could not even be read."""
+        self._refuse(self._default_tier, RejectReason.INVALID, message, client)
+
     def cancel_left(self) -> int:
         """Ask every open request's client whether it is still there, cancel where not; how many were asked."""
         asked = list(self._open.items())
@@ -161,9 +165,9 @@ class Frontend:
         if call.tokens is not None:
             return call.tokens
         if call.messages is not None:
-            return self._service.tokenizer.encode_chat(call.messages)
+            return self._service.tokenizer.encode_chat(call.messages, self._service.most_prompt)
         assert call.text is not None
-        return self._service.tokenizer.encode(call.text)
+        return self._service.tokenizer.encode(call.text, self._service.most_prompt)
 
     def _refuse(self, tier: str, reason: RejectReason, message: str, client: Client) -> None:
         self._observe(tier, Output(reject=reason, message=message))

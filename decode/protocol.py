@@ -123,7 +123,8 @@ def _sampling(raw: RawRequest, parameters: dict[str, Any]) -> SamplingParams:
     unknown = sorted(set(parameters) - set(SAMPLING))
     if unknown:
         allowed = ", ".join(sorted([*SAMPLING, "tier"]))
-        raise InvalidRequest(f"{unknown[0]}: unknown sampling parameter; allowed are {allowed}")
+        name = unknown[0] if unknown[0].isidentifier() and len(unknown[0]) <= 60 else _short(unknown[0])
+        raise InvalidRequest(f"{name}: unknown sampling parameter; allowed are {allowed}")
     return SamplingParams(**{name: _value(name, value) for name, value in parameters.items() if value is not None})
 
 

@@ -18,6 +18,13 @@ from decode.detokenizer import Decoding, Piece
 from decode.executors.model_config import ModelError
 from decode.types import InvalidRequest
 
+PROBE = 16  # characters a token that a text may have before its beginning is looked at
+
+
+def too_long(count: int | str, most: int) -> InvalidRequest:
+    """The refusal of a prompt with so many tokens where `most` are allowed."""
+    return InvalidRequest(f"the prompt has {count} tokens; at most max_model_len - 1 = {most} are allowed")
+
 
 class Tokenizer:
     """The tokenizer of a built model and its chat template."""
@@ -50,21 +57,21 @@ class Tokenizer:
             raise ModelError(f"{path}: line {error.lineno}: {error.message}") from None
         return cls(backend, decoding, template)
 
-    def encode(self, text: str) -> tuple[int, ...]:
+    def encode(self, text: str, most: int | None = None) -> tuple[int, ...]:
         """Token ids of plain text, begun as the model was trained (BOS or not). Special tokens in it are parsed.
 
-        Raises InvalidRequest when the text is not valid Unicode.
+        Raises InvalidRequest when the text is not valid Unicode or, early, when it clearly has over `most` tokens.
         """
-        return self._encode("text_input", text, add_special_tokens=True)
+        return self._encode("text_input", text, most, add_special_tokens=True)
 
-    def encode_chat(self, messages: list[Any]) -> tuple[int, ...]:
+    def encode_chat(self, messages: list[Any], most: int | None = None) -> tuple[int, ...]:
         """Token ids of a conversation up to where the assistant speaks; the template alone decides about BOS.
 
-        Raises InvalidRequest naming the message at fault.
+        Raises InvalidRequest naming the message at fault, or as `encode` does.
         """
         if self._template is None:
             raise InvalidRequest("messages: this model has no chat template; send text_input instead")
-        return self._encode("messages", self._template.render(messages), add_special_tokens=False)
+        return self._encode("messages", self._template.render(messages), most, add_special_tokens=False)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of tokens, special ones left out."""
@@ -78,12 +85,22 @@ class Tokenizer:
             piece = self._pieces[token] = self.decoding.piece(text or "")
         return piece
 
-    def _encode(self, field: str, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+    def _clearly_over(self, text: str, most: int) -> bool:
+        """Whether its beginning alone has over `most` tokens: all of a megabyte would take seconds.
+
+        Where a text is cut its tokens may differ by a few.
+        """
+        return len(text) > PROBE * most and len(self._backend.encode_batch([text[: PROBE * most]])[0].ids) > most + 16
+
+    def _encode(self, field: str, text: str, most: int | None, *, add_special_tokens: bool) -> tuple[int, ...]:
         try:
             text.encode()
         except UnicodeEncodeError:
             raise InvalidRequest(f"{field}: holds half of a surrogate pair; valid Unicode text") from None
-        return tuple(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        if most is not None and self._clearly_over(text, most):
+            raise too_long(f"more than {most}", most)
+        # A batch of one: unlike a single text it is worked on without holding up Python's other threads.
+        return tuple(self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids)
 
 
 def _read(path: Path) -> str:

@@ -24,6 +24,8 @@ from decode.protocol import RawRequest, logprobs_json, usage_json
 from decode.service import Service
 from decode.stream import Output
 from decode.supervision import OPTIONS, Link, Report
+from decode.text import too_long
+from decode.types import InvalidRequest
 from observe import metrics
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
@@ -71,12 +73,17 @@ def model_dir(args: Mapping[str, str]) -> Path:
     return Path(args["model_repository"]) / args["model_version"]
 
 
-def read_request(request: Any) -> RawRequest:
-    """Inputs of a Triton request as plain values; a tensor without elements counts as absent."""
+def read_request(request: Any, most: int) -> RawRequest:
+    """Inputs of a Triton request as plain values; a tensor without elements counts as absent.
+
+    Raises InvalidRequest when `input_ids` has over `most` elements, UnicodeDecodeError on text that is not UTF-8.
+    """
     found: dict[str, Any] = {}
     for tensor in request.inputs():
         values = tensor.as_numpy().reshape(-1)
         if tensor.name() == "input_ids":
+            if values.size > most:
+                raise too_long(values.size, most)
             found["input_ids"] = tuple(values.tolist())
         elif values.size:
             found[tensor.name()] = values[0]
@@ -106,7 +113,7 @@ class TritonClient(Client):
         self._sender.send(pb_utils.InferenceResponse(tensors), flags=FINAL if answer.reason is not None else 0)
 
     def fail(self, fault: Fault, message: str) -> None:
-        error = pb_utils.TritonError(message, CODES[fault])
+        error = pb_utils.TritonError(message.encode("utf-8", "replace").decode(), CODES[fault])
         self._sender.send(pb_utils.InferenceResponse(error=error), flags=FINAL)
 
     def is_cancelled(self) -> bool:
@@ -206,7 +213,17 @@ class ChatModel:
         for request in requests:
             if self._frontend.open == 0:
                 self._report(opening=1)  # before anything can go wrong: the launcher must know whom a death would hit
-            self._frontend.take(request.request_id(), read_request(request), TritonClient(request, self._service))
+            client = TritonClient(request, self._service)
+            try:
+                name, raw = request.request_id(), read_request(request, self._service.most_prompt)
+            except InvalidRequest as error:
+                self._frontend.refuse(client, str(error))
+            except UnicodeDecodeError as error:
+                self._frontend.refuse(
+                    client, f"the request's id or a parameter is not valid UTF-8 at byte {error.start}"
+                )
+            else:
+                self._frontend.take(name, raw, client)
 
     def is_ready(self) -> bool:
         """For Triton versions that ask."""

@@ -156,9 +156,9 @@ class ModelWatch:
 
     def _restart(self, server: int, why: str) -> None:
         if server == self._server:
-            self._say(f"{why}; starting the server anew")
             self.wants_restart = True
             kill(server)
+            self._say(f"{why}; starting the server anew")
 
     async def others(self, besides: str = "") -> bool:
         """Whether models are loaded that do not report to us, or another than `besides` that does."""

@@ -125,6 +125,10 @@ WHOLE: list[tuple[dict[str, Any] | bytes, str]] = [  # whole bodies
     ({"messages": [{"role": "user", "content": "hi"}]}, "JSON"),
     ({"messages": say(role="user", content="hi"), "exclude_input_in_output": False}, "exclude_input_in_output"),
     (b'{"text_input": "a\xff"}', "UTF-8"),
+    (b'{"text_input": "a", "tier": "\xff"}', "UTF-8"),
+    (b'{"text_input": "a", "id": "\xff"}', "UTF-8"),
+    ({"text_input": "a", "sampling_parameters": '{"\\ud800": 1}'}, "unknown sampling parameter"),
+    ({"text_input": "the quick brown " * 200_000}, "2047"),
     (b'{"text_input": "a"', "JSON"),
     (b"", "JSON"),
     (b"not json", "JSON"),
@@ -158,6 +162,7 @@ def test_wrong_http_requests_get_one_clear_error(serving: Serving, good_traffic:
         ({}, "none of them"),
         ({"stream": True}, "none of them"),
         ({"input_ids": [60000]}, "49151"),
+        ({"input_ids": np.zeros(5_000_000, np.int64)}, "5000000 tokens; at most max_model_len - 1 = 2047"),
         ({"input_ids": np.zeros(0, np.int64)}, "empty"),
         ({"text_input": np.array([1.0], np.float32)}, "data-type"),
         ({"text_input": np.array([b"a", b"b"], np.object_)}, "shape"),
@@ -178,3 +183,9 @@ def test_good_requests_kept_flowing(serving: Serving, good_traffic: list[str]) -
     seen = len(good_traffic)
     wait_for(lambda: len(good_traffic) > seen + 2)
     assert set(good_traffic) == {serving.generate(text_input=PROMPT, max_tokens=20)["text_output"]}
+
+
+@pytest.mark.parametrize("fields", [{"tier": "x" * 400_000}, {"sampling_parameters": json.dumps({"k" * 1_000_000: 1})}])
+def test_an_error_does_not_send_back_what_it_was_sent(serving: Serving, fields: dict[str, Any]) -> None:
+    status, text = serving.post("generate", {"text_input": PROMPT, **fields})
+    assert status >= 400 and len(text) < 1000

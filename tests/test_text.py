@@ -252,3 +252,11 @@ def test_a_stop_string_over_many_tokens_is_never_shown() -> None:
     assert matcher.push("# and ##") == ("## and ", False)
     assert matcher.push("# more") == ("", True)
     assert matcher.flush() == ""
+
+
+def test_a_text_of_far_too_many_tokens_is_refused_by_its_beginning(byte_level: Tokenizer) -> None:
+    """Exactly the limit is taken, whatever its length in characters; a megabyte is not read to its end."""
+    ids = byte_level.encode("fox " * 2000)
+    assert byte_level.encode("fox " * 2000, most=len(ids)) == ids
+    with pytest.raises(InvalidRequest, match="^the prompt has more than 50 tokens; at most max_model_len - 1 = 50 are"):
+        byte_level.encode("fox " * 250_000, most=50)

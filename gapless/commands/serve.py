@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 import sys
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -68,7 +68,9 @@ def run(
 
 
 def _say(text: str) -> None:
-    print(f"gapless: {text}", flush=True)
+    """Tell whoever reads stdout; that nobody does any more must not end the supervision of the server."""
+    with suppress(OSError):
+        print(f"gapless: {text}", flush=True)
 
 
 def _introduce(plan: Plan, host: str, chat: list[str]) -> None:

@@ -19,6 +19,7 @@ from decode.executors.cost_model import Law, Measured
 from decode.executors.gpu_cost import GpuLaw, ModelShape, gpu_table
 from decode.executors.model_config import ModelConfig
 from decode.options import ServiceOptions
+from gapless import rounds as case
 from gapless import simulation
 from gapless.commands.loadtest import REPOSITORY, duration_option, pick_model
 from gapless.errors import UsageError
@@ -48,6 +49,7 @@ def run(
     option: Annotated[list[str] | None, typer.Option(help="key=value: overrides an option of the model")] = None,
     model: Annotated[str | None, typer.Option(help="model to load; needed when the file declares several")] = None,
     replicas: Annotated[int, typer.Option(help="machines alike, that get the requests in turn", min=1)] = 1,
+    rounds: Annotated[bool, typer.Option("--rounds", help="the reported case: four configurations in turn")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="write the report as JSON")] = None,
 ) -> None:
     """Exit 0 when all targets were kept, 1 when not, 2 on bad input."""
@@ -59,6 +61,12 @@ def run(
     service = served(spec, declared, policy, option or [])
     machine = modelled(gpu, model_dir or REPOSITORY / name / "1", service) if gpu else measured(law, service)
     traffic = simulation.Load(name, declared, duration, rate_scale, seed)
+    if rounds:
+        with share_bar("Simulating") as seen:
+            found = case.run(traffic, machine.config, machine.law, seen)
+        Console().print(case.table(found), machine.told, sep="\n\n", highlight=False)
+        write_json(json_file, case.as_json(found))
+        return
     began = time.perf_counter()
     with share_bar("Simulating") as seen:
         result = simulation.run(traffic, machine.config, machine.law, replicas, [machine.told], seen)

@@ -1,0 +1,106 @@
+"""`simulate --rounds`: the reported case, configuration by configuration, beside what was reported.
+
+Owns the four configurations and the reported figures; must not know how a step's time is predicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+from rich.table import Table
+
+from decode.config import EngineConfig
+from decode.executors.cost_model import Law
+from gapless import simulation
+
+FLOOD = 8.0  # times the declared rates: more than any round serves
+MINUTE = 60 * 10**9  # ns
+
+
+@dataclass(frozen=True)
+class Round:
+    """One configuration of the report, as changes of the SLA file's limits, and its figures as they were told."""
+
+    name: str
+    changes: dict[str, Any]
+    served: str  # requests/s
+    p99: str
+    other: str
+
+
+ROUNDS = (
+    Round(
+        "serial", {"mode": "serial", "policy": "fcfs", "prefix_cache": False}, "< 8", "2.8 s", "GPU 23 %, memory 64 %"
+    ),
+    Round("continuous, 32", {"max_num_seqs": 32, "policy": "fcfs", "prefix_cache": False}, "22", "1.4 s", "GPU 45 %"),
+    Round("64, prefix cache, length 4096", {"max_num_seqs": 64, "policy": "fcfs"}, "30", "0.9 s", "memory 78 %"),
+    Round("tiers, batch below 40 %", {"max_num_seqs": 64}, "30", "0.8 s interactive", "background unharmed"),
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a round gave: requests/s served under a flood; at the declared rates, seconds and shares."""
+
+    name: str
+    served: float
+    p50: float
+    p99: float
+    interactive_p99: float
+    background_tokens: float  # per second
+    busy: float
+    pages_peak: float
+    reported: tuple[str, str, str]
+
+
+def run(load: simulation.Load, config: EngineConfig, law: Law, seen: Callable[[float], None]) -> list[Result]:
+    """Simulate every round under a flood and at the declared rates."""
+    results = []
+    for at, one in enumerate(ROUNDS):
+        limits = replace(config, **{"max_num_batched_tokens": 2048, **one.changes})
+        flood = simulation.run(replace(load, duration=2 * MINUTE, scale=FLOOD * load.scale), limits, law)
+        usual = simulation.run(load, limits, law)
+        results.append(_result(one, flood, usual))
+        seen((at + 1) / len(ROUNDS))
+    return results
+
+
+def _result(one: Round, flood: simulation.Simulated, usual: simulation.Simulated) -> Result:
+    classes = usual.report.classes
+    latencies = sorted(value for c in classes for value in c.latencies["e2e"].samples)
+    first = classes[0].latencies["e2e"].at(Fraction(99, 100))
+    return Result(
+        name=one.name,
+        served=sum(c.achieved for c in flood.report.classes),
+        p50=latencies[len(latencies) // 2] / 1e9,
+        p99=latencies[len(latencies) * 99 // 100] / 1e9,
+        interactive_p99=(first or 0.0) / 1e9,
+        background_tokens=classes[-1].output_rate,
+        busy=usual.outcome.utilization,
+        pages_peak=usual.outcome.pages_peak,
+        reported=(one.served, one.p99, one.other),
+    )
+
+
+def table(results: Sequence[Result]) -> Table:
+    shown = Table(title="The reported case: simulated, and as it was told", box=None)
+    names = ("round", "served/s", "P50", "P99", "P99 int.", "batch tok/s", "busy", "pages", "told: served, P99, more")
+    for name in names:
+        shown.add_column(name, justify="left" if name in (names[0], names[-1]) else "right")
+    for row in results:
+        numbers = [
+            f"{row.p50:.2f} s",
+            f"{row.p99:.2f} s",
+            f"{row.interactive_p99:.2f} s",
+            f"{row.background_tokens:.0f}",
+        ]
+        shares = [f"{row.busy:.0%}", f"{row.pages_peak:.0%}"]
+        shown.add_row(row.name, f"{row.served:.1f}", *numbers, *shares, "; ".join(row.reported))
+    return shown
+
+
+def as_json(results: Sequence[Result]) -> list[dict[str, Any]]:
+    return [asdict(row) for row in results]
