@@ -7,10 +7,12 @@ Must not know YAML or where a quantity stands; callers add the path.
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Mapping
 from fractions import Fraction
 
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*(.*)", re.ASCII)
+_LONGEST = 40  # characters of a quantity; what is longer is none
 
 _DURATION = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "min": 60 * 10**9, "h": 3600 * 10**9}
 _RATE = {"/s": Fraction(1), "/m": Fraction(1, 60), "/min": Fraction(1, 60), "/h": Fraction(1, 3600)}
@@ -27,8 +29,10 @@ def _parse(value: object, kind: str, units: Mapping[str, int | Fraction], unit: 
     """The number in `value` times its unit. `unit` is the one shown when it is missing."""
     allowed = f"a {kind} such as {'8' if unit.startswith('/') else '40'}{unit} (units: {', '.join(units)})"
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        raise QuantityError(f"{value!r} is not a {kind}; write {allowed}")
+        raise QuantityError(f"{reprlib.repr(value)} is not a {kind}; write {allowed}")
     text = str(value).strip()
+    if len(text) > _LONGEST:
+        raise QuantityError(f"'{text[:37]}...' is too long for a {kind}; write {allowed}")
     match = _NUMBER.fullmatch(text)
     if match is None:
         raise QuantityError(f"'{text}' is not a {kind}; write {allowed}")
@@ -45,6 +49,8 @@ def duration(value: object) -> int:
     ns = int(_parse(value, "duration", _DURATION, "ms"))
     if ns < 1:
         raise QuantityError(f"'{value}' is not allowed; a duration > 0")
+    if ns > 10**6 * _DURATION["h"]:
+        raise QuantityError(f"'{value}' is not allowed; at most 1000000h")
     return ns
 
 
@@ -74,9 +80,9 @@ def memory(value: object) -> int:
 
 def percentile(value: object) -> Fraction:
     """`p99` is 99/100, exact, so that ranks computed from it are. Raises QuantityError."""
-    match = re.fullmatch(r"p(\d{1,2}(?:\.\d+)?)", value, re.ASCII) if isinstance(value, str) else None
+    match = re.fullmatch(r"p(\d{1,2}(?:\.\d{1,6})?)", value, re.ASCII) if isinstance(value, str) else None
     if match is None or Fraction(match[1]) == 0:
-        raise QuantityError(f"{value!r} is not a percentile; write p50, p95, p99 or p99.9")
+        raise QuantityError(f"{reprlib.repr(value)} is not a percentile; write p50, p95, p99 or p99.9")
     return Fraction(match[1]) / 100
 
 

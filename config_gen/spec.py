@@ -6,6 +6,7 @@ Must not know torch, sockets, Triton or how anything is derived from the spec.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
@@ -16,6 +17,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import ErrorDetails
 
 from config_gen import quantity
+
+_REPR = reprlib.Repr()  # cuts while it writes
+_REPR.maxlevel, _REPR.maxstring, _REPR.maxother, _REPR.maxlong = 3, 80, 80, 80
 
 
 class SpecError(ValueError):
@@ -32,7 +36,9 @@ Duration = Annotated[int, BeforeValidator(quantity.duration), _text(r"^[\d.]+\s*
 Rate = Annotated[float, BeforeValidator(quantity.rate), _text(r"^[\d.]+\s*/(s|m|min|h)$", "8/s")]
 Share = Annotated[float, BeforeValidator(quantity.share), _text(r"^[\d.]+\s*%$", "40%")]
 Percentile = Annotated[Fraction, BeforeValidator(quantity.percentile), _text(r"^p[\d.]+$", "p99")]
-Count = Annotated[int, Field(strict=True, ge=1)]
+Count = Annotated[int, Field(strict=True, ge=1, le=10**9)]
+DEEPEST = 20  # levels of a file; a spec has five
+LARGEST = 2**63  # of a whole number, whatever its base
 
 
 class Section(BaseModel):
@@ -151,23 +157,51 @@ def parse(text: str) -> Spec:
         mistakes = mistakes + _describe_all(error.errors(include_url=False))
     mistakes = mistakes + _undeclared_tiers(raw)
     if spec is None or mistakes:
-        raise SpecError("\n".join(mistakes))
+        raise SpecError("\n".join(" ".join(mistake.splitlines()) for mistake in mistakes))
     return spec
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain YAML, except that a key given twice is noted: the last would win without a word."""
+    """Plain YAML without aliases, of a spec's depth and numbers; a key given twice is noted: the last would win.
+
+    An alias says nothing that a spec needs, and ten of them within each other make a file of gigabytes.
+    """
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self.repeated: list[str] = []
+        self._depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.MarkedYAMLError(problem="an alias (*name) is not allowed; write it out", problem_mark=mark)
+        if self._depth == DEEPEST:
+            problem = f"nested deeper than the {DEEPEST} levels allowed"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
+        self._depth += 1
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            value = super().construct_object(node, deep=deep)
+            if isinstance(value, int) and abs(value) >= LARGEST:
+                raise ValueError
+        except (ValueError, LookupError, AttributeError, TypeError, OverflowError):  # what the library lets through
+            problem = f"{_show(node.value)} is not a {node.tag.rpartition(':')[2]}"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from None
+        return value
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
             name = str(key.value)
             if name in seen:
-                self.repeated.append(f"line {key.start_mark.line + 1}: key '{name}' is given twice; allowed: once")
+                self.repeated.append(
+                    f"line {key.start_mark.line + 1}: key '{_cut(name)}' is given twice; allowed: once"
+                )
             seen.add(name)
         pairs: dict[Any, Any] = super().construct_mapping(node, deep=True)
         return pairs
@@ -184,7 +218,7 @@ def _read_yaml(text: str) -> tuple[dict[str, Any], list[str]]:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}: " if mark is not None else ""
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise SpecError(f"{where}not YAML: {problem}") from None
+        raise SpecError(f"{where}not YAML: {' '.join(problem.splitlines())}") from None
     if not isinstance(raw, dict):
         raise SpecError(f"the file holds {_show(raw)}; allowed: a mapping with the keys {', '.join(Spec.model_fields)}")
     return raw, loader.repeated
@@ -197,7 +231,8 @@ def _undeclared_tiers(raw: Mapping[str, Any]) -> list[str]:
     if not isinstance(declared, dict) or not isinstance(models, dict):
         return []
     return [
-        f"models.{name}.{section}.{tier}: tier '{tier}' is not declared; allowed: {', '.join(map(str, declared))}"
+        f"models.{_cut(str(name))}.{section}.{_cut(str(tier))}: tier '{_cut(str(tier))}' is not declared; "
+        f"allowed: {', '.join(_cut(str(t)) for t in declared)}"
         for name, model in models.items()
         if isinstance(model, dict)
         for section in ("targets", "traffic")
@@ -215,7 +250,7 @@ def _describe_all(errors: list[ErrorDetails]) -> list[str]:
 
 
 def _describe(error: ErrorDetails) -> str:
-    path = ".".join(map(str, error["loc"])) or "the file"
+    path = ".".join(_cut(str(part)) for part in error["loc"]) or "the file"
     value, context = _show(error["input"]), error.get("ctx", {})
     match error["type"]:
         case "missing":
@@ -248,5 +283,8 @@ def _keys_at(path: tuple[int | str, ...]) -> list[str]:
 
 
 def _show(value: object) -> str:
-    text = repr(value)
+    return _cut(_REPR.repr(value))
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."

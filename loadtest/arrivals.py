@@ -18,6 +18,13 @@ from loadtest.samples import Planned
 
 Z95 = 1.6448536269514722  # 95th percentile of the standard normal distribution
 TEMPLATE_TOKENS = 64  # left free for what a chat template adds
+MOST_REQUESTS = 1_000_000  # of one run; each has its text before the first is sent
+
+
+class TooManyRequests(ValueError):
+    """More than can be planned; one line with the number and what is allowed."""
+
+    exit_status = 2
 
 
 class Arrival(NamedTuple):
@@ -42,7 +49,13 @@ def arrivals(
 def schedule(
     traffic: Mapping[str, LlmTraffic], duration: int, scale: float, seed: int, prompts: Prompts, max_model_len: int
 ) -> list[Planned]:
-    """The same with texts of these lengths."""
+    """The same with texts of these lengths. Raises TooManyRequests before it draws one."""
+    expected = sum(shape.rate for shape in traffic.values()) * scale * duration / 1e9
+    if expected > MOST_REQUESTS:
+        raise TooManyRequests(
+            f"{duration / 1e9:g} s at the declared rates times {scale:g} are {expected:.3g} requests; at most "
+            f"{MOST_REQUESTS} are allowed: load shorter or slower"
+        )
     systems = {
         tier: prompts.draw(Random(f"system/{tier}"), shape.shared_prefix) if shape.shared_prefix else ""
         for tier, shape in traffic.items()

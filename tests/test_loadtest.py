@@ -15,7 +15,7 @@ from rich.console import Console
 
 from config_gen.spec import Lengths, LlmTraffic, Targets
 from loadtest import samples
-from loadtest.arrivals import lognormal, schedule
+from loadtest.arrivals import TooManyRequests, lognormal, schedule
 from loadtest.capacity import served_requests
 from loadtest.percentiles import percentile, samples_needed
 from loadtest.prompts import by_words
@@ -141,6 +141,12 @@ def test_the_seed_fixes_the_schedule_and_tiers_do_not_disturb_each_other() -> No
     assert both != schedule({"a": traffic(), "b": traffic()}, 10 * SECOND, 1, 8, WORDS, 4096)
     assert [request.at for request in both] == sorted(request.at for request in both)
     assert len({request.id for request in both}) == len(both)
+
+
+@pytest.mark.parametrize(("rate", "seconds"), [(1e9, 60), (6, 99999999 * 3600)])
+def test_more_requests_than_can_be_planned_are_refused_at_once(rate: float, seconds: int) -> None:
+    with pytest.raises(TooManyRequests, match="at most 1000000 are allowed"):
+        schedule({"a": traffic(rate=rate)}, seconds * SECOND, 1, 0, WORDS, 4096)
 
 
 def test_half_of_the_requests_share_a_system_prompt_and_nothing_else() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -140,3 +141,30 @@ def test_quantities_are_shown_to_people() -> None:
     assert quantity.show_duration(20_000_000_000) == "20 s"
     assert quantity.show_duration(float("inf")) == "∞"
     assert quantity.show_percentile(Fraction(999, 1000)) == "P99.9"
+
+
+def test_a_file_made_to_blow_up_is_refused_in_one_line() -> None:
+    bomb = "a: &a [1,1]\n" + "\n".join(f"{b}: &{b} [*{a},*{a}]" for a, b in pairwise("abcdefghijklm"))
+    assert mistakes(bomb) == ["line 2: not YAML: an alias (*name) is not allowed; write it out"]
+    assert mistakes("a: " + "[" * 3000 + "]" * 3000) == ["line 1: not YAML: nested deeper than the 20 levels allowed"]
+
+
+@pytest.mark.parametrize(
+    "value", ["2026-99-99", "!!int abc", "0x_", "9" * 5000, "0x" + "f" * 5000, "!!bool x", '!!int ""', "!!timestamp x"]
+)
+def test_a_scalar_that_yaml_cannot_read_is_named_with_its_line(value: str) -> None:
+    (line,) = mistakes(f"tiers:\n  a: {value}")
+    assert line.startswith("line 2: not YAML: ") and " is not a " in line and len(line) < 120
+
+
+@pytest.mark.parametrize("value", ["1" * 400 + "/s", "1" * 5000 + "/s", "1" * 30 + "h"])
+def test_a_quantity_without_measure_is_refused(value: str) -> None:
+    for read in (quantity.rate, quantity.share, quantity.duration, quantity.memory):
+        with pytest.raises(quantity.QuantityError) as refused:
+            read(value)
+        assert len(str(refused.value)) < 160
+
+
+def test_a_long_value_is_shown_cut() -> None:
+    (line,) = [found for found in mistakes(f"gapless: {['x' * 500] * 9}\n") if found.startswith("gapless:")]
+    assert len(line) < 150

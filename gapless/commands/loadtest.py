@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -72,7 +73,7 @@ def pick_model(spec: Spec, wanted: str | None) -> tuple[str, LlmModel]:
 def find_prompts(model: str, tokenizer: Path | None) -> prompts.Prompts:
     """Prompts counted by the given tokenizer, by that of the model repository, or else by words."""
     built = REPOSITORY / model / "1" / "tokenizer.json"
-    path = tokenizer or (built if built.exists() else None)
+    path = tokenizer or (built if os.path.exists(built) else None)
     if path is None:
         return prompts.by_words()
     return prompts.by_tokenizer(path)
