@@ -2,30 +2,65 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
 from gapless.errors import UsageError
 
+STREAMS = ("/dev/", "/proc/self/fd/")  # where /dev/stdout may be a pipe, whose reader is there
+
 
 def check_outputs(**files: Path | None) -> None:
     """Raise UsageError naming the option whose file cannot be written, before minutes are spent on what goes there.
 
-    Leaves no file behind that was not there before.
+    Allowed are a regular file, there or not, a link to one, and a device. Leaves no file behind that was not there.
     """
     for option, path in files.items():
         if path is not None:
-            there = path.exists()
             try:
-                path.open("a").close()
-                if not there:
-                    path.unlink()
+                _check(path)
             except OSError as error:
-                raise UsageError(f"--{option}: {path}: {error.strerror}; give a file that can be written") from None
+                raise UsageError(_told(option, path, error.strerror or str(error))) from None
 
 
-def write_json(path: Path | None, result: Any) -> None:
-    """Write `result` where asked; None is nowhere. Raises ValueError on a number that JSON does not know."""
-    if path is not None:
-        path.write_text(json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+def _check(path: Path) -> None:
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        target = os.path.realpath(path)  # of a link that leads nowhere yet: the link stays
+        os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+        os.unlink(target)
+        return
+    stream = stat.S_ISCHR(mode) or (not stat.S_ISDIR(mode) and str(path).startswith(STREAMS))
+    if stat.S_ISDIR(mode):
+        raise OSError(None, "is a folder")
+    if not stat.S_ISREG(mode) and not stream:
+        raise OSError(None, "is neither a file nor a device")
+    if not os.access(path, os.W_OK):
+        raise OSError(None, "cannot be written")
+
+
+def write_json(path: Path | None, result: Any, option: str = "json") -> None:
+    """Write `result` where asked; None is nowhere. Raises ValueError on a number that JSON does not know.
+
+    Raises UsageError when it cannot be written; no half of it is left then.
+    """
+    if path is None:
+        return
+    text = json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    try:
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            if path.is_file():
+                Path(os.path.realpath(path)).unlink()
+        raise UsageError(_told(option, path, f"{error.strerror}; the result is lost")) from None
+
+
+def _told(option: str, path: Path, reason: str) -> str:
+    name = str(path) if len(str(path)) <= 100 else f"{str(path)[:97]}..."
+    return f"--{option.replace('_', '-')}: {name}: {reason}; give a file that can be written"

@@ -67,9 +67,14 @@ def run(
     Raises LoadtestError when the server cannot be used as asked.
     """
     with tempfile.TemporaryDirectory(prefix="gapless-") as folder:
-        path = samples or Path(folder) / "samples.jsonl"
+        path = Path(folder) / "samples.jsonl"
         last = _work(job, path, progress)
         taken = read(path)
+        if samples is not None:
+            try:
+                samples.write_bytes(path.read_bytes())
+            except OSError as error:
+                raise LoadtestError(f"--samples: {samples}: {error.strerror}; the samples are lost") from None
     send_lags = sorted(sample.sent - sample.intended for sample in taken)
     return taken, Client(
         send_lag=percentile(send_lags, P99) if send_lags else 0,

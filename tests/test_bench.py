@@ -11,12 +11,19 @@ import pytest
 from decode.bench import Workload, WorkloadError, arrivals, measure, scheduling, summary
 from decode.config import EngineConfig
 from decode.executors.scripted import ScriptedExecutor
+from gapless.commands.bench import _numbers
+from gapless.errors import UsageError
 from loadtest.percentiles import percentile
 
 
 def written(path: Path, rows: list[dict[str, Any]]) -> Path:
     path.write_text(json.dumps({"requests": rows}))
     return path
+
+
+def one(times: int = 1, **changes: Any) -> str:
+    """A workload of one request, changed."""
+    return json.dumps({"requests": [{"id": "a", "prompt_ids": [1, 2], "max_tokens": 2} | changes] * times})
 
 
 def rows(count: int = 4, shared: int = 2) -> list[dict[str, Any]]:
@@ -73,11 +80,23 @@ def test_arrivals_are_a_poisson_process_that_repeats(tmp_path: Path) -> None:
         ('{"requests": []}', "requests: empty; at least one is needed"),
         ('{"requests": [{"id": 1, "prompt_ids": [1]}]}', "requests[0]: KeyError: 'max_tokens'"),
         ('{"requests": [{"id": 1, "prompt_ids": [1], "max_tokens": 0}]}', "requests[0]: InvalidRequest: max_tokens: 0"),
+        ("[" * 100000, "not a workload file: RecursionError"),
+        (one(prompt_ids=[float("inf")]), "requests[0]: ValueError: prompt_ids[0]: inf is not a token id; 0 to 99"),
+        (one(prompt_ids=[1, 100]), "requests[0]: ValueError: prompt_ids[1]: 100 is not a token id; 0 to 99"),
+        (one(prompt_ids="12"), "requests[0]: ValueError: prompt_ids: a list of token ids is needed"),
+        (one(times=2), "requests[1]: id 'a' is that of requests[0]; each its own"),
     ],
 )
 def test_a_file_that_is_no_workload_is_told_in_one_line(tmp_path: Path, text: str, told: str) -> None:
     path = tmp_path / "w.json"
     path.write_text(text)
     with pytest.raises(WorkloadError) as caught:
-        Workload.read(path)
+        Workload.read(path, vocab_size=100)
     assert str(caught.value).startswith(f"{path}: {told}") and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["²", "0", "", "1,", "9" * 5000, "-1", "1.5"])
+def test_a_concurrency_that_is_no_number_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--concurrency"):
+        _numbers("concurrency", text)
+    assert _numbers("concurrency", "1,08,32") == [1, 8, 32]

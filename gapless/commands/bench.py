@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from dataclasses import replace
 from fractions import Fraction
@@ -60,8 +61,9 @@ def engine(
     check_outputs(json=json_file, law=law)
     if law is not None and "," in weights:
         raise UsageError(f"--law: {weights} has a law each; give --weights one of them")
-    work = bench.Workload.read(workload, limit)
+    _check_rate(rate)
     numbers = _numbers("concurrency", concurrency)
+    work = bench.Workload.read(workload, limit, ModelConfig.read(model_dir).vocab_size)
     base = ServiceOptions.from_parameters(
         {
             "device": device,
@@ -105,7 +107,9 @@ def triton(
 ) -> None:
     """The same workload through the engine alone and through Triton's gRPC streaming, in turn, and their ratio."""
     check_outputs(json=json_file)
-    work = bench.Workload.read(workload, limit)
+    _check_rate(rate)
+    vocabulary = ModelConfig.read(repository / served.MODEL / "1").vocab_size
+    work = bench.Workload.read(workload, limit, vocabulary)
     base = ServiceOptions(max_num_batched_tokens=max_num_batched_tokens)
     cases = [
         replace(base, max_num_seqs=c, weights=w)
@@ -151,9 +155,14 @@ def _choices(name: str, text: str, allowed: tuple[str, ...]) -> list[Any]:
     return values
 
 
+def _check_rate(rate: float | None) -> None:
+    if rate is not None and not 1e-6 <= rate <= 1e6:
+        raise UsageError(f"--rate: {rate:g} is not allowed; arrivals per second from 1e-06 to 1e+06")
+
+
 def _numbers(name: str, text: str) -> list[int]:
-    if not all(part.isdigit() and int(part) > 0 for part in text.split(",")):
-        raise UsageError(f"--{name}: {text!r} is not allowed; whole numbers >= 1, comma separated")
+    if not re.fullmatch(r"0*[1-9][0-9]{0,5}(,0*[1-9][0-9]{0,5})*", text, re.ASCII):
+        raise UsageError(f"--{name}: {text[:60]!r} is not allowed; whole numbers from 1 to 999999, comma separated")
     return [int(part) for part in text.split(",")]
 
 
@@ -190,7 +199,10 @@ def _write_law(
     """Fit the steps of all runs, write the law and tell its error."""
     law = law_fit.fit(steps)
     per_token = model.kv_bytes_per_token(KV_BYTES[case.weights])
-    Measured(law, describe(), per_token, model.max_position_embeddings, case.weights).write(path)
+    try:
+        Measured(law, describe(), per_token, model.max_position_embeddings, case.weights).write(path)
+    except OSError as error:
+        raise UsageError(f"--law: {path}: {error.strerror}; the law is lost") from None
     fit = law.fit
     console.print(
         f"\nLaw of a step: off by {fit.median:.1%} at the median and {fit.p95:.1%} at P95, on {fit.held_out} steps "

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shlex
+import socket
 import sys
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -15,10 +17,12 @@ from config_gen.spec import load
 from decode.options import ServiceOptions
 from gapless.errors import UsageError
 from gapless.limits import options as declared_options
+from gapless.results import check_outputs
 from gapless.supervisor import Launcher, Plan
 from gapless.triton_http import pick_port, port_is_free
 from gapless.tritonserver import find_server, shared_memory_warning
 
+LONGEST_DRAIN = 86400  # s
 CURL_BODY = (
     r'{"messages": "[{\"role\": \"user\", \"content\": \"What is the capital of France?\"}]", '
     r'"stream": true, "max_tokens": 64, "temperature": 0}'
@@ -43,9 +47,15 @@ def run(
 ) -> None:
     """Start Triton with a model repository, wait until it answers, and keep it alive until SIGTERM or Ctrl-C."""
     models = _models(model_repository, model or [])
+    _check_host(host)
     ports = _ports(host, {"http": http_port, "grpc": grpc_port, "metrics": metrics_port})
-    if drain_timeout < 0:
-        raise UsageError(f"--drain-timeout: {drain_timeout:g} is not allowed; seconds >= 0")
+    if not 0 <= drain_timeout <= LONGEST_DRAIN:
+        raise UsageError(f"--drain-timeout: {drain_timeout:g} is not allowed; 0 to {LONGEST_DRAIN} seconds")
+    check_outputs(log_file=log_file, ready_file=ready_file)
+    if ready_file is not None:  # it is replaced, so a device would be as well; and first written beside itself
+        if ready_file.exists() and not ready_file.is_file():
+            raise UsageError(f"--ready-file: {ready_file}: is not a file; give one that can be replaced")
+        check_outputs(ready_file=ready_file.with_name(f"{ready_file.name}.{os.getpid()}"))
     plan = Plan(
         repository=model_repository.resolve(),
         models=models,
@@ -87,15 +97,34 @@ def _introduce(plan: Plan, host: str, chat: list[str]) -> None:
 
 def _models(repository: Path, wanted: list[str]) -> tuple[str, ...]:
     """Models to load: those wanted, else all. Raises UsageError."""
-    if not repository.is_dir():
-        raise UsageError(f"--model-repository: {repository} is not a folder")
-    there = sorted(path.parent.name for path in repository.glob("*/config.pbtxt"))
+    try:
+        there = sorted(path.name for path in repository.iterdir() if (path / "config.pbtxt").exists())
+    except (FileNotFoundError, NotADirectoryError):
+        raise UsageError(f"--model-repository: {repository} is not a folder") from None
+    except OSError as error:
+        name = str(repository) if len(str(repository)) <= 100 else f"{str(repository)[:97]}..."
+        raise UsageError(f"--model-repository: {name}: {error.strerror}; give a folder of models") from None
     if not there:
         raise UsageError(f"--model-repository: {repository} holds no model (no */config.pbtxt)")
     for name in wanted:
         if name not in there:
             raise UsageError(f"--model: {name} is not in {repository}; it holds {', '.join(there)}")
     return tuple(wanted or there)
+
+
+def _check_host(host: str) -> None:
+    """Raise UsageError unless it is an IPv4 address of this machine, or a name of one."""
+    told = f"--host: {host[:100]!r} is not allowed"
+    if ":" in host:
+        raise UsageError(f"{told}; IPv6 is not supported: an IPv4 address of this machine, as 127.0.0.1 or 0.0.0.0")
+    try:
+        if not host:
+            raise OSError(None, "it is empty")
+        with socket.socket(socket.AF_INET) as probe:
+            probe.bind((host, 0))
+    except (OSError, ValueError) as error:  # ValueError: a name that no name can be
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"{told} ({reason}); an IPv4 address of this machine, as 127.0.0.1 or 0.0.0.0") from None
 
 
 def _ports(host: str, wanted: dict[str, int]) -> dict[str, int]:
