@@ -146,7 +146,9 @@ class Frontend:
         """Ask every open request's client whether it is still there, cancel where not; how many were asked."""
         asked = list(self._open.items())
         for request_id, entry in asked:
-            if not entry.done and entry.client.is_cancelled():
+            with entry.lock:  # never while the last answer is on its way: Triton frees what is asked with it, and dies
+                left = not entry.done and entry.client.is_cancelled()
+            if left:
                 self._service.cancel(request_id)
         return len(asked)
 

@@ -196,7 +196,7 @@ class Scheduler:
     def _plan_decodes(self, step: int, chunks: list[Chunk]) -> tuple[float | None, bool]:
         """One token for every decoding sequence. Returns how long the step may take, and whether pages were short."""
         pending = [s for s in self.running if len(s.tokens) - s.computed == 1]
-        limit = policy.itl_limit(pending)
+        limit = policy.itl_limit(pending, self.times)
         if limit is not None and self._gated:
             pending = self._paused(pending, limit)
         short = False

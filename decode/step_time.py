@@ -8,6 +8,7 @@ are off. Must not know sequences or tiers.
 
 from __future__ import annotations
 
+from math import sqrt
 from typing import NamedTuple
 
 FORGET = 0.99  # weight of a step relative to the next one: about the last hundred count
@@ -15,6 +16,7 @@ UNITS = (1.0, 100.0, 10.0, 1e4, 1e5)  # of the features, so that coefficients ar
 START = (2.0, 2.0, 0.2, 0.1, 0.1)  # ms per unit; what no step has told yet stays there
 TRUST = 1e-5  # of START, beside one step's 1
 OUTLIER = 3.0  # times the usual error that a step may be off and still count in full
+EAGER, SELDOM = 64, 8  # after so many steps the law is worked out only every so many: it moves slowly, solving costs
 SURE = 5  # steps before anything is taken for an outlier
 
 
@@ -28,14 +30,17 @@ class Work(NamedTuple):
 
 
 class StepTime:
-    """Predicts ns per step. Deterministic: the same steps in the same order give the same predictions."""
+    """Predicts ns per step. Deterministic: the same steps in the same order give the same predictions.
+
+    `error` is how far off a step usually is, as a share of its prediction.
+    """
 
     def __init__(self) -> None:
         self.steps = 0
         self._law = list(START)
         self._products = [[TRUST * (i == j) for j in range(5)] for i in range(5)]
         self._answers = [TRUST * value for value in START]
-        self._error = 0.05  # how far off a step usually is, as a share of its time
+        self.error = 0.05
 
     def predict(self, work: Work) -> float:
         """ns; never below 0."""
@@ -46,10 +51,10 @@ class StepTime:
         x, expected = _features(work), max(self.predict(work), 1e3)
         share = abs(elapsed / expected - 1)
         if self.steps >= SURE:
-            usual = max(self._error, 0.01)
+            usual = max(self.error, 0.01)
             bound = OUTLIER * usual * expected
             elapsed = int(min(expected + bound, max(expected - bound, elapsed)))
-            self._error += 0.05 * (min(share, 4 * usual) - self._error)
+            self.error += 0.05 * (min(share, 4 * usual) - self.error)
         y = max(elapsed / 1e6, 1e-3)
         for i in range(5):
             row = self._products[i]
@@ -57,16 +62,23 @@ class StepTime:
                 row[j] = FORGET * row[j] + x[i] * x[j] / (y * y)
             row[i] += (1 - FORGET) * TRUST
             self._answers[i] = FORGET * self._answers[i] + x[i] / y + (1 - FORGET) * TRUST * START[i]
-        self._law = _solve(self._products, self._answers)
         self.steps += 1
+        if self.steps <= EAGER or self.steps % SELDOM == 0:
+            self._law = _solve(self._products, self._answers)
 
     def prefill_within(self, limit: float, work: Work, context: int, most: int) -> int:
-        """Most prompt tokens (up to `most`), each with `context` positions, that keep `work` in `limit` ns."""
-        slope = 1e6 * (self._law[1] / UNITS[1] + self._law[4] / UNITS[4] * context)
+        """Most prompt tokens (up to `most`), one chunk behind `context` positions, that keep `work` in `limit` ns.
+
+        A chunk of t tokens adds b * t + e * t * (context + t / 2).
+        """
         spare = limit - self.predict(work)
         if spare <= 0:
             return 0
-        return most if slope * most <= spare else int(spare / slope)
+        square = 1e6 * self._law[4] / UNITS[4] / 2
+        slope = 1e6 * self._law[1] / UNITS[1] + 2 * square * context
+        if slope * most + square * most * most <= spare:
+            return most
+        return int(2 * spare / (slope + sqrt(slope * slope + 4 * square * spare)))
 
 
 def _features(work: Work) -> tuple[float, float, float, float, float]:

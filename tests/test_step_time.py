@@ -61,7 +61,7 @@ def test_a_prompt_is_cut_to_what_fits() -> None:
     work = Work(0, 8, 8 * 300, 0)
     for limit in (6e6, 1e7, 2e7):
         size = model.prefill_within(limit, work, 100, 10_000)
-        grown = truth(work._replace(prefill_tokens=size, prefill_context=100 * size))
+        grown = truth(work._replace(prefill_tokens=size, prefill_context=size * (100 + size // 2)))
         assert grown == pytest.approx(limit, rel=0.05)
     assert model.prefill_within(1e6, work, 100, 10_000) == 0
     assert model.prefill_within(1e12, work, 100, 256) == 256
