@@ -7,7 +7,8 @@ Must not know where a config or a tensor comes from.
 
 from __future__ import annotations
 
-import math
+import reprlib
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +20,7 @@ ARCHITECTURES = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
 }
+LARGEST = 2**31 - 1  # of a size
 COUNTS = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 
 
@@ -37,13 +39,16 @@ def normalize(raw: dict[str, Any], where: str) -> dict[str, Any]:
     _refuse_window(raw, family, context, where)
     bias = family in ("llama", "qwen3") and _flag(raw, "attention_bias", where)
     default_head_dim = 128 if family == "qwen3" else counts["hidden_size"] // heads
+    head_dim = _count(raw, "head_dim", where, default_head_dim)
+    if head_dim % 2:
+        raise BuildError(f"{where}: head_dim: {head_dim}; an even number is needed, as pairs are rotated")
     theta = rope if rope.get("rope_theta") is not None else raw
     return {
         "architectures": [architecture],
         "model_type": family,
         **counts,
         "num_key_value_heads": _count(raw, "num_key_value_heads", where, heads),
-        "head_dim": _count(raw, "head_dim", where, default_head_dim),
+        "head_dim": head_dim,
         "hidden_act": "silu",
         "rms_norm_eps": _positive(raw, "rms_norm_eps", where),
         "rope_theta": _positive(theta, "rope_theta", where, 10000.0),
@@ -62,15 +67,15 @@ def normalize(raw: dict[str, Any], where: str) -> dict[str, Any]:
 
 def _count(raw: dict[str, Any], field: str, where: str, default: int | None = None) -> int:
     value = default if raw.get(field) is None else raw[field]
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise BuildError(f"{where}: {field}: {value!r}; an integer >= 1 is needed")
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= LARGEST:
+        raise BuildError(f"{where}: {field}: {reprlib.repr(value)}; an integer >= 1 and <= {LARGEST} is needed")
     return value
 
 
 def _positive(raw: dict[str, Any], field: str, where: str, default: float | None = None) -> float:
     value = default if raw.get(field) is None else raw[field]
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < math.inf:
-        raise BuildError(f"{where}: {field}: {value!r}; a number > 0 is needed")
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= sys.float_info.max:
+        raise BuildError(f"{where}: {field}: {reprlib.repr(value)}; a number > 0 is needed")
     return float(value)
 
 
@@ -93,9 +98,9 @@ def _architecture(raw: dict[str, Any], where: str) -> str:
     kind = str(raw.get("model_type"))
     by_type = {family: architecture for architecture, family in ARCHITECTURES.items()}
     found = named[0] if isinstance(named, list) and named else by_type.get(kind, kind)
-    if found not in ARCHITECTURES:
+    if not isinstance(found, str) or found not in ARCHITECTURES:
         raise BuildError(f"{where}: architecture {found!r} is not supported; {', '.join(ARCHITECTURES)}")
-    return str(found)
+    return found
 
 
 def _refuse_other_maths(raw: dict[str, Any], rope: dict[str, Any], where: str) -> None:

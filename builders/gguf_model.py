@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 import re
+import reprlib
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from gguf import GGUFReader, ReaderTensor
@@ -35,6 +36,7 @@ LAYER_NAMES = {
     "ffn_down": "mlp.down_proj",
 }
 ROPE_FREQS = "rope_freqs.weight"
+Item = TypeVar("Item", int, float, str)
 
 
 class GgufFile:
@@ -46,7 +48,7 @@ class GgufFile:
             self._reader = GGUFReader(path)
         except OSError as error:
             raise BuildError(f"{path}: {error.strerror}") from None
-        except (ValueError, IndexError, KeyError, OverflowError) as error:
+        except (ValueError, IndexError, KeyError, OverflowError, TypeError) as error:
             size = path.stat().st_size
             raise BuildError(
                 f"{path}: truncated or damaged GGUF file ({size} bytes): {error}".splitlines()[0]
@@ -57,7 +59,7 @@ class GgufFile:
         if self.architecture not in ARCHITECTURES:
             allowed = ", ".join(ARCHITECTURES)
             raise BuildError(f"{path}: general.architecture: {self.architecture!r} is not supported; {allowed}")
-        if (self.get("split.count") or 0) > 1:
+        if self.get("split.count") not in (None, 0, 1):
             raise BuildError(f"{path}: split.count: split GGUF files are not supported; merge them first")
 
     def get(self, key: str) -> Any:
@@ -79,13 +81,33 @@ class GgufFile:
 
     def count(self, key: str) -> int:
         value = self.require(key)
-        if not isinstance(value, int) or value < 1:
-            raise BuildError(f"{self.path}: {key.replace('{arch}', self.architecture)}: {value!r}; one integer >= 1")
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise self._wrong(key, value, "one integer >= 1")
         return value
 
     def number(self, key: str) -> float:
         """A 32-bit float of the file as the decimal number that was meant: 1e-05, not 9.99999975e-06."""
-        return float(str(np.float32(self.require(key))))
+        value = self.require(key)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise self._wrong(key, value, "one number")
+        return float(str(np.float32(value)))
+
+    def text(self, key: str) -> str | None:
+        value = self.get(key)
+        if value is not None and not isinstance(value, str):
+            raise self._wrong(key, value, "a string")
+        return value
+
+    def items(self, key: str, kind: type[Item]) -> list[Item]:
+        """An array whose items are all of this type."""
+        value = self.require(key)
+        if not isinstance(value, list) or not all(type(item) is kind for item in value):
+            raise self._wrong(key, value, f"an array of {kind.__name__}")
+        return value
+
+    def _wrong(self, key: str, value: object, allowed: str) -> BuildError:
+        key = key.replace("{arch}", self.architecture)
+        return BuildError(f"{self.path}: {key}: {reprlib.repr(value)}; {allowed} is needed")
 
     def config(self) -> dict[str, Any]:
         """The normal config of this model, without token ids.
@@ -100,8 +122,9 @@ class GgufFile:
             raise BuildError(f"{self.path}: tensor token_embd.weight is missing")
         heads = self.count("{arch}.attention.head_count")
         hidden = self.count("{arch}.embedding_length")
-        head_dim = self.get("{arch}.attention.key_length") or hidden // heads
-        rotated = self.get("{arch}.rope.dimension_count") or head_dim
+        named, turned = "{arch}.attention.key_length", "{arch}.rope.dimension_count"
+        head_dim = self.count(named) if self.get(named) else max(1, hidden // heads)
+        rotated = self.count(turned) if self.get(turned) else head_dim
         theta = self.number("{arch}.rope.freq_base") if self.get("{arch}.rope.freq_base") else 10000.0
         raw = {
             "architectures": [ARCHITECTURES[self.architecture]],
@@ -129,10 +152,12 @@ class GgufFile:
         """RoPE scaling from metadata, or, for Llama 3.1 and later, from the tensor that holds its effect."""
         factors = self.tensors.get(ROPE_FREQS)
         if factors is None:
-            old_factor = self.get("{arch}.rope.scale_linear")  # of files from before 2024
-            kind = self.get("{arch}.rope.scaling.type") or ("linear" if old_factor else "none")
-            factor = self.get("{arch}.rope.scaling.factor") or old_factor
-            return None if kind == "none" else {"rope_type": kind, "factor": factor and float(str(np.float32(factor)))}
+            old_factor = "{arch}.rope.scale_linear"  # of files from before 2024
+            kind = self.text("{arch}.rope.scaling.type") or ("linear" if self.get(old_factor) else "none")
+            key = "{arch}.rope.scaling.factor" if self.get("{arch}.rope.scaling.factor") else old_factor
+            return (
+                None if kind == "none" else {"rope_type": kind, "factor": self.number(key) if self.get(key) else None}
+            )
         stored = np.asarray(factors.data, dtype=np.float64).reshape(-1)
         scaling = {"rope_type": "llama3", "factor": round(float(stored.max()), 3), "low_freq_factor": 1.0}
         scaling |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 8192}

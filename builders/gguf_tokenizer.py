@@ -7,6 +7,7 @@ guess would give wrong ids. Rules as in llama.cpp's `llama-vocab.cpp` and each m
 
 from __future__ import annotations
 
+import reprlib
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
@@ -28,9 +29,11 @@ SPECIAL_KEYS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", 
 
 def build_tokenizer(file: GgufFile) -> Tokenizer:
     """The tokenizer of a GGUF file. Raises BuildError when its kind or its splitting rule is not known."""
-    kind = file.require("tokenizer.ggml.model")
-    tokens = file.require("tokenizer.ggml.tokens")
-    types = file.get("tokenizer.ggml.token_type") or [NORMAL] * len(tokens)
+    file.require("tokenizer.ggml.model")
+    kind = file.text("tokenizer.ggml.model") or ""
+    tokens = file.items("tokenizer.ggml.tokens", str)
+    typed = bool(file.get("tokenizer.ggml.token_type"))
+    types = file.items("tokenizer.ggml.token_type", int) if typed else [NORMAL] * len(tokens)
     vocab = {token: i for i, token in enumerate(tokens)}
     if len(vocab) != len(tokens) or len(types) != len(tokens):
         raise BuildError(f"{file.path}: tokenizer.ggml.tokens: tokens must be unique and each have a type")
@@ -53,11 +56,11 @@ def build_tokenizer(file: GgufFile) -> Tokenizer:
 
 
 def _byte_level(file: GgufFile, vocab: dict[str, int]) -> Tokenizer:
-    split = file.get("tokenizer.ggml.pre") or "default"
+    split = file.text("tokenizer.ggml.pre") or "default"
     if split not in KNOWN_SPLITS:
         known = ", ".join(KNOWN_SPLITS)
         raise BuildError(f"{file.path}: tokenizer.ggml.pre: {split!r} is not supported; {known}")
-    merges = [merge.partition(" ")[::2] for merge in file.require("tokenizer.ggml.merges")]
+    merges = [merge.partition(" ")[::2] for merge in file.items("tokenizer.ggml.merges", str)]
     tokenizer = Tokenizer(_bpe(file, vocab, merges, ignore_merges=split in LLAMA_BPE))
     regex = {"qwen2": QWEN2_SPLIT, **dict.fromkeys(LLAMA_BPE, LLAMA3_SPLIT)}.get(split)
     steps: list[Any] = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=regex is None)]
@@ -73,7 +76,9 @@ def _byte_level(file: GgufFile, vocab: dict[str, int]) -> Tokenizer:
 
 
 def _sentencepiece(file: GgufFile, vocab: dict[str, int], types: list[int]) -> Tokenizer:
-    scores = file.require("tokenizer.ggml.scores")
+    scores = file.items("tokenizer.ggml.scores", float)
+    if len(scores) <= max(vocab.values(), default=-1):
+        raise BuildError(f"{file.path}: tokenizer.ggml.scores: {len(scores)} scores; each token needs one")
     unknown = token_id(file, "unknown")
     token_of = {i: token for token, i in vocab.items()}
     pieces = {token: i for token, i in vocab.items() if types[i] in (NORMAL, USER_DEFINED)}
@@ -119,26 +124,31 @@ def _add_bos_and_eos(file: GgufFile, tokenizer: Tokenizer, tokens: list[str], ki
     around = {name: tokens[i] for name, i in ids.items() if i is not None and wanted[name]}
     if around:
         template = [around.get("bos"), "$A", around.get("eos")]
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=[part for part in template if part is not None],
-            pair=None,
-            special_tokens=[(token, tokens.index(token)) for token in dict.fromkeys(around.values())],
-        )
+        try:
+            tokenizer.post_processor = processors.TemplateProcessing(
+                single=[part for part in template if part is not None],
+                pair=None,
+                special_tokens=[(token, tokens.index(token)) for token in dict.fromkeys(around.values())],
+            )
+        except ValueError as error:  # a text that its notation has another meaning for
+            raise BuildError(f"{file.path}: bos or eos token {list(around.values())}: {error}") from None
 
 
 def special_tokens(file: GgufFile) -> dict[str, str]:
     """Strings of the special tokens a chat template may use: bos_token, eos_token, unk_token, pad_token."""
-    tokens = file.require("tokenizer.ggml.tokens")
+    tokens = file.items("tokenizer.ggml.tokens", str)
     ids = {name: token_id(file, key) for name, key in SPECIAL_KEYS.items()}
     return {name: tokens[i] for name, i in ids.items() if i is not None}
 
 
 def token_id(file: GgufFile, name: str) -> int | None:
     """The id of a special token by llama.cpp's name for it (bos, eos, eot …), None when there is none."""
-    key, count = f"tokenizer.ggml.{name}_token_id", len(file.require("tokenizer.ggml.tokens"))
-    value: int | None = file.get(key)
-    if value is not None and not 0 <= value < count:
-        raise BuildError(f"{file.path}: {key}: {value} is not a token; 0 to {count - 1}")
+    key, count = f"tokenizer.ggml.{name}_token_id", len(file.items("tokenizer.ggml.tokens", str))
+    value = file.get(key)
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < count:
+        raise BuildError(f"{file.path}: {key}: {reprlib.repr(value)} is not a token; 0 to {count - 1}")
     return value
 
 

@@ -29,6 +29,8 @@ def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
         raise BuildError(f"{path}: {error.strerror}") from None
     except ValueError as error:
         raise BuildError(f"{path}: not JSON: {error}") from None
+    except RecursionError:
+        raise BuildError(f"{path}: nested too deeply") from None
     if not isinstance(value, dict):
         raise BuildError(f"{path}: must hold a JSON object")
     return value
@@ -80,7 +82,7 @@ class HfDirectory:
         """Strings of the special tokens a chat template may use."""
         found = {name: self._tokenizer_config.get(name) for name in SPECIAL_TOKENS}
         texts = {name: t.get("content") if isinstance(t, dict) else t for name, t in found.items()}
-        return {name: text for name, text in texts.items() if isinstance(text, str)}
+        return {name: self._sound(name, text) for name, text in texts.items() if isinstance(text, str)}
 
     def eos_token_ids(self) -> list[int]:
         """Every token that ends an answer, by config.json and generation_config.json together."""
@@ -103,4 +105,13 @@ class HfDirectory:
         if isinstance(template, list):  # several by name
             named = [t.get("template") for t in template if isinstance(t, dict) and t.get("name") == "default"]
             template = named[0] if named else None
-        return template if isinstance(template, str) else None
+        return self._sound("chat_template", template) if isinstance(template, str) else None
+
+    def _sound(self, field: str, text: str) -> str:
+        """JSON may hold halves of characters, which no file and no prompt can."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            path = self.path / "tokenizer_config.json"
+            raise BuildError(f"{path}: {field}: is not text: half a character at {error.start}") from None
+        return text

@@ -81,7 +81,6 @@ def build_llm(
     """
     started = time.monotonic()
     try:
-        out.mkdir(parents=True, exist_ok=True)
         with _locked(out):
             stamp = None if force else _stamp_in(out)
             if stamp is not None and stamp["source"] == source:
@@ -116,7 +115,7 @@ def _read(path: Path) -> _Model:
         from builders.gguf_model import GgufFile
 
         model = GgufFile(path)
-        tokenizer, chat_template = gguf_tokenizer.build_tokenizer(model).to_str(), model.get("tokenizer.chat_template")
+        tokenizer, chat_template = gguf_tokenizer.build_tokenizer(model).to_str(), model.text("tokenizer.chat_template")
         special, eos = gguf_tokenizer.special_tokens(model), gguf_tokenizer.eos_token_ids(model)
         bos = gguf_tokenizer.token_id(model, "bos")
     config = model.config()
@@ -194,10 +193,41 @@ def _scratch_in(out: Path, num_bytes: int) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _locked(out: Path) -> Iterator[None]:
-    """One build of a directory at a time; a second one waits and then finds it up to date."""
-    with (out / ".build.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    """One build of a directory, which is made, at a time; a second one waits and then finds it up to date.
+
+    A build that fails removes the lock and the directories, where it made them.
+    """
+    path = out / ".build.lock"
+    while True:
+        made = [directory for directory in (out, *out.parents) if not directory.exists()]
+        fresh = not path.exists()
+        out.mkdir(parents=True, exist_ok=True)
+        with path.open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not _is(path, lock.fileno()):
+                continue  # the build waited for has failed and removed it
+            try:
+                yield
+            except BaseException:
+                _unmake([path] if fresh else [], made)
+                raise
+            return
+
+
+def _is(path: Path, opened: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(opened))
+    except FileNotFoundError:
+        return False
+
+
+def _unmake(files: list[Path], directories: list[Path]) -> None:
+    """Directories only while they are empty: somebody else may use them by now."""
+    for file in files:
+        file.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        for directory in directories:
+            directory.rmdir()
 
 
 def _fingerprint(path: Path) -> dict[str, list[Any]]:

@@ -52,21 +52,24 @@ def open_tensors(path: Path) -> dict[str, Tensor]:
         raise BuildError(f"{path}: no such file") from None
     except OSError as error:
         raise BuildError(f"{path}: {error.strerror}") from None
-    except (ValueError, AttributeError, TypeError, KeyError) as error:
+    except (ValueError, AttributeError, TypeError, KeyError, RecursionError) as error:
         if isinstance(error, BuildError):
             raise
         raise BuildError(f"{path}: not a safetensors file: its header cannot be read") from None
 
 
-def _tensor(path: Path, name: str, entry: dict[str, Any], body: memoryview) -> Tensor:
+def _tensor(path: Path, full_name: str, entry: dict[str, Any], body: memoryview) -> Tensor:
     dtype, shape, (start, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
-    if dtype not in ITEM_BYTES:
+    name = full_name if len(full_name) <= 100 else f"{full_name[:97]}..."
+    if not all(type(number) is int and number >= 0 for number in (*shape, start, end)):
+        raise BuildError(f"{path}: {name}: shape and data_offsets must be integers >= 0")
+    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
         raise BuildError(f"{path}: {name}: type {dtype} is not supported; {', '.join(ITEM_BYTES)}")
     if end > len(body):
         raise BuildError(f"{path}: truncated: {name} ends at byte {end} of {len(body)}")
     if not 0 <= start <= end or end - start != prod(shape) * ITEM_BYTES[dtype]:
         raise BuildError(f"{path}: {name}: {end - start} bytes do not hold {list(shape)} of {dtype}")
-    return Tensor(name, dtype, shape, lambda: body[start:end])
+    return Tensor(full_name, dtype, shape, lambda: body[start:end])
 
 
 def write_tensors(path: Path, tensors: Sequence[Tensor], advance: Callable[[int], None]) -> None:

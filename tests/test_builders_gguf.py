@@ -17,6 +17,7 @@ import torch
 import transformers
 
 from builders.errors import BuildError
+from builders.gguf_model import GgufFile
 from builders.llm import build_llm
 from decode.detokenizer import Detokenizer
 from decode.executors.model_config import ModelConfig, RopeScaling
@@ -208,6 +209,15 @@ def test_padding_of_the_vocabulary_is_no_text(tmp_path: Path) -> None:
         ({"ggml.merges": ["nowhere else"]}, "tokenizer.ggml.merges"),
         ({"ggml.tokens": ["a", "a"]}, "tokenizer.ggml.tokens"),
         ({"ggml.bos_token_id": 99999, "ggml.add_bos_token": True}, "tokenizer.ggml.bos_token_id: 99999"),
+        ({"ggml.bos_token_id": "1"}, "tokenizer.ggml.bos_token_id: '1' is not a token"),
+        ({"ggml.eos_token_id": [1]}, r"tokenizer.ggml.eos_token_id: \[1\] is not a token"),
+        ({"ggml.tokens": "abc"}, "tokenizer.ggml.tokens: 'abc'; an array of str is needed"),
+        ({"ggml.tokens": [1, 2]}, r"tokenizer.ggml.tokens: \[1, 2\]; an array of str is needed"),
+        ({"ggml.token_type": "x"}, "tokenizer.ggml.token_type: 'x'; an array of int"),
+        ({"ggml.merges": [1]}, r"tokenizer.ggml.merges: \[1\]; an array of str"),
+        ({"ggml.model": "llama", "ggml.scores": [0.5]}, "tokenizer.ggml.scores: 1 scores; each token needs one"),
+        ({"ggml.model": "llama", "ggml.scores": ["a"]}, "tokenizer.ggml.scores: .*; an array of float"),
+        ({"chat_template": 7}, "tokenizer.chat_template: 7; a string is needed"),
     ],
 )
 def test_a_tokenizer_that_is_not_known_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -223,3 +233,25 @@ def test_special_tokens_reach_the_config(tmp_path: Path) -> None:
         "eos_token": "</s>",
     }
     assert ModelConfig.read(built).eos_token_ids == (1, 5)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "llama.attention.layer_norm_rms_epsilon",
+        "llama.rope.freq_base",
+        "llama.rope.scaling.factor",
+        "llama.attention.key_length",
+        "llama.rope.dimension_count",
+        "split.count",
+    ],
+)
+def test_a_key_of_another_type_is_named(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def another(self: GgufFile, wanted: str) -> Any:
+        wanted = wanted.replace("{arch}", "llama")
+        return {key: "abc", "llama.rope.scaling.type": "linear"}.get(wanted) or read(self, wanted)
+
+    read = GgufFile.get
+    monkeypatch.setattr(GgufFile, "get", another)
+    with pytest.raises(BuildError, match=rf"m.gguf: {key}: "):
+        built_gguf(tmp_path, tiny_models.gguf_byte_level("gpt-2"))

@@ -19,6 +19,7 @@ from builders.llm import Built, build_llm
 from decode.executors.model_config import ModelConfig
 from decode.text import Tokenizer
 from gapless.results import check_outputs, write_json
+from gapless.signals import leave_like_an_exception
 
 QUIET_SECONDS = 2.0  # work shorter than this shows no progress bar
 
@@ -65,6 +66,7 @@ def run(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the summary to this file.")] = None,
 ) -> None:
     """Turn a model source into what the server loads."""
+    leave_like_an_exception()  # so that nothing half written stays
     check_outputs(json=json_file)
     built = build(source, out or Path("model_repository") / name / "1", force=force)
     table = Table(title=f"{name}: {'up to date' if built.up_to_date else 'built'}", show_header=False)

@@ -5,11 +5,9 @@ Wires the other commands; the server it starts is gone when it ends, however it 
 
 from __future__ import annotations
 
-import signal
-import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -28,6 +26,7 @@ from gapless.commands.loadtest import (
 )
 from gapless.limits import options
 from gapless.results import check_outputs
+from gapless.signals import leave_like_an_exception
 from loadtest import capacity
 from loadtest.arrivals import schedule
 from loadtest.percentiles import samples_needed
@@ -49,7 +48,7 @@ def run(
     json_file: Annotated[Path | None, typer.Option("--json", help="write the report as JSON")] = None,
 ) -> None:
     """Exit 0 when all targets were kept, 1 when not, 2 on bad input."""
-    signal.signal(signal.SIGTERM, _leave)
+    leave_like_an_exception()  # so that the server is stopped
     console = Console()
     check_outputs(samples=samples, json=json_file)
     spec = load(sla)
@@ -101,8 +100,3 @@ def long_enough(model: LlmModel, scale: float, seed: int, prompts: Prompts) -> i
             break
         duration += MINUTE // 6
     return duration
-
-
-def _leave(number: int, frame: object) -> NoReturn:
-    """SIGTERM ends this like an exception, so that the server is stopped."""
-    sys.exit(128 + number)
