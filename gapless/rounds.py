@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
+from math import inf
 from typing import Any
 
 from rich.table import Table
@@ -61,7 +62,9 @@ def run(load: simulation.Load, config: EngineConfig, law: Law, seen: Callable[[f
     results = []
     for at, one in enumerate(ROUNDS):
         limits = replace(config, **{"max_num_batched_tokens": 2048, **one.changes})
-        flood = simulation.run(replace(load, duration=2 * MINUTE, scale=FLOOD * load.scale), limits, law)
+        flood = simulation.run(
+            replace(load, duration=min(load.duration, 2 * MINUTE), scale=FLOOD * load.scale), limits, law
+        )
         usual = simulation.run(load, limits, law)
         results.append(_result(one, flood, usual))
         seen((at + 1) / len(ROUNDS))
@@ -103,4 +106,5 @@ def table(results: Sequence[Result]) -> Table:
 
 
 def as_json(results: Sequence[Result]) -> list[dict[str, Any]]:
-    return [asdict(row) for row in results]
+    """An infinite latency (requests that were refused) is null."""
+    return [{name: None if value == inf else value for name, value in asdict(row).items()} for row in results]
