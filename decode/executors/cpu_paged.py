@@ -130,16 +130,15 @@ class CpuModel:
 
     def copy(self, copies: tuple[Copy | Swap, ...]) -> None:
         """Do the copies of a plan, in order."""
-        for copy in copies:
-            if isinstance(copy, Swap):
-                self._host.move(copy)
-                continue
-            src, dst, tokens = copy
-            whole, rest = divmod(tokens, LANES)
-            self._keys[:, dst, :, :whole] = self._keys[:, src, :, :whole]
-            if rest:
-                self._keys[:, dst, :, whole, :, :rest] = self._keys[:, src, :, whole, :, :rest]
-            self._values[:, dst, :, :tokens] = self._values[:, src, :, :tokens]
+        self._host.in_order(copies, self._copy)
+
+    def _copy(self, copy: Copy) -> None:
+        src, dst, tokens = copy
+        whole, rest = divmod(tokens, LANES)
+        self._keys[:, dst, :, :whole] = self._keys[:, src, :, :whole]
+        if rest:
+            self._keys[:, dst, :, whole, :, :rest] = self._keys[:, src, :, whole, :, :rest]
+        self._values[:, dst, :, :tokens] = self._values[:, src, :, :tokens]
 
     def forward(self, batch: Batch) -> Tensor:
         """float32 logits [draws, vocab], valid until the next call."""

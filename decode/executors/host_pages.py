@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from decode.plan import Swap
+from decode.plan import Copy, Swap
 
 
 class HostPages:
@@ -16,8 +18,16 @@ class HostPages:
         self._pages = pages.movedim(axis, 0)
         self._slots = torch.empty(shape, dtype=pages.dtype, pin_memory=pages.is_cuda and count > 0)
 
-    def move(self, swap: Swap) -> None:
-        """Copy one page out to its slot, or in from it; all layers, K and V."""
+    def in_order(self, copies: tuple[Copy | Swap, ...], copy: Callable[[Copy], None]) -> None:
+        """Do the copies of a plan: swaps here, those between pages by `copy`."""
+        for one in copies:
+            if isinstance(one, Swap):
+                self._move(one)
+            else:
+                copy(one)
+
+    def _move(self, swap: Swap) -> None:
+        """One page out to its slot, or in from it; all layers, K and V."""
         page, slot = self._pages[swap.page], self._slots[swap.slot]
         if swap.out:
             slot.copy_(page)

@@ -70,12 +70,11 @@ class PagedKV:
 
     def copy(self, copies: tuple[Copy | Swap, ...]) -> None:
         """Do the copies of a plan, in order."""
-        for copy in copies:
-            if isinstance(copy, Swap):
-                self._host.move(copy)
-                continue
-            src, dst, tokens = copy
-            self.pages[:, :, dst, :tokens] = self.pages[:, :, src, :tokens]
+        self._host.in_order(copies, self._copy)
+
+    def _copy(self, copy: Copy) -> None:
+        src, dst, tokens = copy
+        self.pages[:, :, dst, :tokens] = self.pages[:, :, src, :tokens]
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Put k and v [N, kv_heads, head_dim] of a layer at slots [N]."""
