@@ -138,8 +138,9 @@ def test_the_one_that_loses_least_work_gives_way() -> None:
     running = {s.request.id: s.computed for s in bench.engine.scheduler.running}
     bench.step()
     left = {s.request.id for s in bench.engine.scheduler.running}
-    assert set(running) - left == {min(running, key=lambda name: (running[name], name))} or len(left) == 8
-    assert bench.engine.stats().preemptions == 1
+    assert "now" in left and bench.engine.stats().preemptions == 1
+    [loser] = set(running) - left
+    assert running[loser] == min(running.values()) < sorted(running.values())[1]
 
 
 def test_equals_never_evict_each_other() -> None:
