@@ -115,6 +115,12 @@ class KVCache:
             del lease.private[0]
             lease.nodes.append(node)
 
+    def freed_by(self, lease: Lease, match: Match) -> int:
+        """Pages that could be had if the lease ended, for a sequence that `match` was made for: its own, published or
+        not. Those that others use, or that the match shares anyway, are none."""
+        shared = set(map(id, match.nodes))
+        return len(lease.private) + sum(node.users == 1 and id(node) not in shared for node in lease.nodes)
+
     def swap_out(self, lease: Lease, tokens: int) -> tuple[list[int], tuple[Swap, ...]]:
         """Slots that keep the first `tokens` positions of a lease, and the moves; the caller saw that there are."""
         slots = [self.host.take() for _ in range(self.pages_for(tokens))]

@@ -131,8 +131,8 @@ class Scheduler:
         return frozenset(closed)
 
     def _pages_of_others(self, tier: str) -> float:
-        held = sum(len(s.lease.private) for s in self.running if s.lease is not None and s.tier.name != tier)
-        return held / self.config.num_pages
+        leases = [s.lease for s in self.running if s.lease is not None and s.tier.name != tier]
+        return len({page for lease in leases for page in lease.table}) / self.config.num_pages
 
     def _head(self, tier: str) -> Sequence | None:
         """Who of a tier starts next."""
@@ -160,7 +160,7 @@ class Scheduler:
                 break
             losers.append(loser)
             assert loser.lease is not None
-            slots, freed = slots + 1, freed + len(loser.lease.private)
+            slots, freed = slots + 1, freed + self.cache.freed_by(loser.lease, match)
         if slots > 0 and self.cache.fits(match, need, self.config.watermark_pages - freed):
             for loser in losers:
                 self._preempt(loser)

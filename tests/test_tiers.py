@@ -129,6 +129,22 @@ def test_an_urgent_request_does_not_wait_for_slots_of_lower_tiers() -> None:
     assert all(len(bench.output(f"batch-{n}")) == 100 for n in range(8))
 
 
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_an_urgent_request_does_not_wait_for_pages_of_lower_tiers(prefix_cache: bool) -> None:
+    """Slots are free and pages are not: no more lower ones give way than are needed, published pages or not."""
+    bench = Bench(config(tiers=THREE, num_pages=80, watermark=0.0, prefix_cache=prefix_cache))
+    backlog(bench, ("batch",), 4, range(40, 41), range(100, 101))
+    for _ in range(40):
+        bench.step()
+    assert len(bench.engine.scheduler.running) == 4 and bench.engine.cache.available < 15
+    bench.submit(request("now", 60, 3, "interactive"))
+    bench.step()
+    assert "now" in {s.request.id for s in bench.engine.scheduler.running}
+    assert bench.engine.stats().preemptions == 1
+    bench.run()
+    assert len(bench.output("now")) == 3
+
+
 def test_the_one_that_loses_least_work_gives_way() -> None:
     bench = Bench(config(tiers=THREE))
     for n in range(8):
