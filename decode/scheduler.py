@@ -46,6 +46,7 @@ class Scheduler:
         self._copies: list[Copy | Swap] = []
         self._work = Work(0, 0, 0, 0)
         self._planned_at = 0
+        self._elapsed: int | None = None  # of the planned step, until its whole time is known
 
     def waiting(self, tier: str) -> int:
         """Requests of a tier that wait for pages or a slot, preempted ones included."""
@@ -79,6 +80,7 @@ class Scheduler:
 
     def plan(self, step: int, now: int) -> StepPlan | None:
         """The next step, or None when there is nothing to do."""
+        self._learn(now)
         self.planned, self.started, self._tokens, self._planned_at = [], [], {}, now
         self.accounts.settle([name for name, queue in self._queues.items() if len(queue)])
         self._copies = []
@@ -94,9 +96,17 @@ class Scheduler:
 
     def executed(self, elapsed: int) -> None:
         """The planned step took `elapsed` ns."""
-        self.times.learn(self._work, elapsed)
+        self._elapsed = elapsed
         # Not the time of the commit: a replay knows when a step was planned and how long it took, and no more.
         self._load.add(self._planned_at + elapsed, elapsed, self._shares())
+
+    def _learn(self, now: int) -> None:
+        """What the last step took. A client waits from token to token: what lies between two steps is part of it."""
+        if self._elapsed is not None:
+            # With nobody left running the next step may have come much later.
+            took = now - self._planned_at if self.running else self._elapsed
+            self.times.learn(self._work, max(took, self._elapsed))
+            self._elapsed = None
 
     def check(self) -> None:
         """Raise AssertionError unless queues, leases and pages agree."""
