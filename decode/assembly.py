@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from decode import step_log
 from decode.accuracy_gate import gate
 from decode.config import ConfigError, EngineConfig, pages_in
 from decode.engine import Engine
@@ -52,8 +53,9 @@ def build_executor(model_dir: Path, config: EngineConfig, options: ServiceOption
 def build_service(model_dir: Path, options: ServiceOptions) -> Service:
     """A running service. Raises ModelError or ConfigError, one line each."""
     config = engine_config(ModelConfig.read(model_dir), options)
-    tokenizer = Tokenizer.load(model_dir)
-    return Service(Engine(config), build_executor(model_dir, config, options), tokenizer)
+    tokenizer, engine = Tokenizer.load(model_dir), Engine(config)
+    log = step_log.StepLog(engine, step_log.to_file(Path(options.step_log))) if options.step_log else None
+    return Service(engine, build_executor(model_dir, config, options), tokenizer, log)
 
 
 def _swap_space(options: ServiceOptions) -> int:

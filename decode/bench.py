@@ -23,10 +23,10 @@ from decode.config import EngineConfig
 from decode.driver import Driver
 from decode.engine import Engine
 from decode.executors.base import Executor
-from decode.executors.cost_model import work_of
-from decode.executors.gpu_cost import StepWork
+from decode.executors.cost_model import Step
 from decode.executors.scripted import ScriptedExecutor
 from decode.plan import Chunk, Event, Finished, Input, Rejected, Started, StepPlan, StepResult, Submit, TokenOut
+from decode.step_log import StepLog
 from decode.types import FinishReason, Request, SamplingParams
 
 
@@ -160,30 +160,12 @@ class TimedEngine(Engine):
         self.scheduling += time.perf_counter() - begin
 
 
-class _Steps:
-    """The driver's observer: what each step computed, and the ns from its beginning to that of the next one.
-
-    That is more than a result's `elapsed`: planning and events are in it. The last step before a pause is left out.
-    """
-
-    def __init__(self, engine: Engine, found: list[tuple[StepWork, float]]) -> None:
-        self._engine = engine
-        self._found = found
-        self._open: tuple[StepWork, int] | None = None
-
-    def step(self, now: int, inputs: Sequence[Input], plan: StepPlan | None, result: StepResult | None) -> None:
-        if self._open is not None:
-            work, began = self._open
-            self._found.append((work, now - began))
-        self._open = None if plan is None or self._engine.idle else (work_of(plan), now)
-
-
 def measure(
     workload: Workload,
     config: EngineConfig,
     executor: Executor,
     rate: float | None = None,
-    steps: list[tuple[StepWork, float]] | None = None,
+    steps: list[Step] | None = None,
 ) -> Run:
     """Run the whole workload on a fresh engine (nothing cached from before); Poisson arrivals at `rate`/s if given.
 
@@ -195,7 +177,7 @@ def measure(
     _reset_peak_rss()
     begin = time.perf_counter()
     source = _Arrivals(workload.requests, rate)
-    observer = None if steps is None else _Steps(engine, steps)
+    observer = None if steps is None else StepLog(engine, steps.append)
     Driver(engine, executor, WallClock(), source, sink, observer).run()
     run = Run(seconds=time.perf_counter() - begin, peak_rss=_peak_rss())
     run.step_seconds = {name: value - before[name] for name, value in executor.profile.items()}

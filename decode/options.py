@@ -40,6 +40,7 @@ class ServiceOptions:
     weights: Precision = "fp32"
     device: str = "cpu"
     threads: int = 0  # 0 = all cores
+    step_log: str = ""  # file that gets a line for every step: what it computed, and ns; empty = none
     default_tier: str = ""  # of requests that name none; empty = the first declared
     tiers: tuple[TierConfig, ...] = (TierConfig("default"),)
 
@@ -209,6 +210,7 @@ _PARSERS: dict[str, Any] = {
     "weights": _one_of(*get_args(Precision)),
     "device": _device,
     "threads": _threads,
+    "step_log": lambda name, text: text,
     "default_tier": lambda name, text: text,
     "tiers": _tiers,
 }

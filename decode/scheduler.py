@@ -82,14 +82,17 @@ class Scheduler:
         """The next step, or None when there is nothing to do."""
         self._learn(now)
         self.planned, self.started, self._tokens, self._planned_at = [], [], {}, now
-        self.accounts.settle([name for name, queue in self._queues.items() if len(queue)])
         self._copies = []
         chunks: list[Chunk] = []
-        closed = self._closed(now)
-        self._make_way(step, closed)
+        waiting, closed = [name for name, queue in self._queues.items() if len(queue)], frozenset[str]()
+        if waiting:
+            self.accounts.settle(waiting)
+            closed = self._closed(now, waiting)
+            self._make_way(step, closed)
         limit, short = self._plan_decodes(step, chunks)
-        budget = policy.prompt_budget(self.config, self.times, self._work, limit, self._context())
-        self._plan_prompts(step, chunks, budget, frozenset(self._queues) if short else closed)
+        if waiting or len(self.planned) < len(self.running):
+            budget = policy.prompt_budget(self.config, self.times, self._work, limit, self._context())
+            self._plan_prompts(step, chunks, budget, frozenset(self._queues) if short else closed)
         for name in {s.tier.name for s in self.started}:
             self._paces[name].started(now, sum(s.tier.name == name for s in self.started), self.waiting(name))
         return StepPlan(step, tuple(chunks), tuple(self._copies)) if chunks else None
@@ -125,12 +128,11 @@ class Scheduler:
 
     # --- who may start ---
 
-    def _closed(self, now: int) -> frozenset[str]:
+    def _closed(self, now: int, waiting: list[str]) -> frozenset[str]:
         """Tiers that start nothing in this step, for the load by others leaves no gap."""
         closed = []
-        gated = [tier for tier in self._gated if len(self._queues[tier.name])]
-        active = {name for name, queue in self._queues.items() if len(queue)}
-        active |= {s.tier.name for s in self.running} if gated else set()
+        gated = [tier for tier in self._gated if tier.name in waiting]
+        active = {*waiting, *(s.tier.name for s in self.running)} if gated else set()
         for tier in gated:
             others = active - {tier.name}
             if not others:
@@ -210,17 +212,25 @@ class Scheduler:
         if limit is not None and self._gated:
             pending = self._paused(pending, limit)
         short = False
-        page_size, cache = self.cache.page_size, self.cache
+        page_size, cache, planned = self.cache.page_size, self.cache, self.planned
         for sequence in pending:
             lease = sequence.lease
             if lease is None:
                 continue  # preempted by an earlier one of this loop
-            need = len(sequence.tokens)
-            if need > len(lease.table) * page_size and not cache.extend(lease, need):
-                short = True
-                if not self._make_room(sequence, need):
-                    continue
-            chunks.append(self._chunk(sequence, 1, step))
+            tokens = sequence.tokens
+            need, table = len(tokens), lease.table
+            if need > len(table) * page_size:
+                if not cache.extend(lease, need):
+                    short = True
+                    if not self._make_room(sequence, need):
+                        continue
+                table = lease.table
+            sequence.computed = need
+            planned.append(sequence)
+            if lease.publishing and need // page_size > len(lease.nodes):
+                cache.publish(lease, tokens, need, step)
+                table = lease.table
+            chunks.append(Chunk(sequence.number, (tokens[-1],), need - 1, table, _draw(sequence)))
         self._account_decodes()
         return limit, short
 
@@ -389,6 +399,8 @@ class Scheduler:
 
 def _draw(sequence: Sequence) -> Draw:
     params, tokens, prompt_len = sequence.request.sampling, sequence.tokens, sequence.prompt_len
+    if sequence.plain:
+        return Draw(params, len(tokens))
     position = len(tokens)
     banned = tuple(sorted(sequence.stop_ids)) if position - prompt_len < params.min_tokens else ()
     if params.penalized:

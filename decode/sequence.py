@@ -23,6 +23,7 @@ class Sequence:
         "lease",
         "limit",
         "number",
+        "plain",
         "preemptions",
         "prompt_len",
         "rank",
@@ -47,6 +48,8 @@ class Sequence:
         self.number = number
         self.request = request
         self.arrival = arrival
+        # Draws need neither the tokens so far nor ids that are banned: nearly all, and one is planned for every token.
+        self.plain = request.sampling.min_tokens == 0 and not request.sampling.penalized
         self.limit = limit  # tokens (prompt + output) at which it ends
         self.stop_ids = stop_ids
         self.tier = tier

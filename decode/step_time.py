@@ -17,6 +17,7 @@ START = (2.0, 2.0, 0.2, 0.1, 0.1)  # ms per unit; what no step has told yet stay
 TRUST = 1e-5  # of START, beside one step's 1
 OUTLIER = 3.0  # times the usual error that a step may be off and still count in full
 EAGER, SELDOM = 64, 8  # after so many steps the law is worked out only every so many: it moves slowly, solving costs
+LARGE = 1e100  # weight at which all sums are made small again
 SURE = 5  # steps before anything is taken for an outlier
 
 
@@ -38,17 +39,20 @@ class StepTime:
     def __init__(self) -> None:
         self.steps = 0
         self._law = list(START)
-        self._products = [[TRUST * (i == j) for j in range(5)] for i in range(5)]
-        self._answers = [TRUST * value for value in START]
+        # Sums over steps, those of step n times FORGET ** -n: what is older weighs less without being touched.
+        self._products = [[0.0] * 5 for _ in range(5)]  # on and above the diagonal
+        self._answers = [0.0] * 5
+        self._weight = 1.0
         self.error = 0.05
 
     def predict(self, work: Work) -> float:
         """ns; never below 0."""
-        return 1e6 * sum(c * x for c, x in zip(self._law, _features(work), strict=True))
+        return _cost(self._law, _features(work))
 
     def learn(self, work: Work, elapsed: int) -> None:
         """Take in a step that took `elapsed` ns."""
-        x, expected = _features(work), max(self.predict(work), 1e3)
+        x = _features(work)
+        expected = max(_cost(self._law, x), 1e3)
         share = abs(elapsed / expected - 1)
         if self.steps >= SURE:
             usual = max(self.error, 0.01)
@@ -56,15 +60,29 @@ class StepTime:
             elapsed = int(min(expected + bound, max(expected - bound, elapsed)))
             self.error += 0.05 * (min(share, 4 * usual) - self.error)
         y = max(elapsed / 1e6, 1e-3)
-        for i in range(5):
+        weight = self._weight
+        known = [(i, value / y) for i, value in enumerate(x) if value]
+        for at, (i, value) in enumerate(known):
+            share = weight * value
             row = self._products[i]
-            for j in range(5):
-                row[j] = FORGET * row[j] + x[i] * x[j] / (y * y)
-            row[i] += (1 - FORGET) * TRUST
-            self._answers[i] = FORGET * self._answers[i] + x[i] / y + (1 - FORGET) * TRUST * START[i]
+            for j, other in known[at:]:
+                row[j] += share * other
+            self._answers[i] += share
         self.steps += 1
         if self.steps <= EAGER or self.steps % SELDOM == 0:
-            self._law = _solve(self._products, self._answers)
+            self._law = self._solved()
+        self._weight = weight / FORGET
+        if self._weight > LARGE:
+            self._products = [[value / self._weight for value in row] for row in self._products]
+            self._answers = [value / self._weight for value in self._answers]
+            self._weight = 1.0
+
+    def _solved(self) -> list[float]:
+        """The law of the steps so far; START counts as TRUST of a step."""
+        weight, sums = self._weight, self._products
+        products = [[sums[min(i, j)][max(i, j)] / weight + TRUST * (i == j) for j in range(5)] for i in range(5)]
+        answers = [value / weight + TRUST * start for value, start in zip(self._answers, START, strict=True)]
+        return _solve(products, answers)
 
     def prefill_within(self, limit: float, work: Work, context: int, most: int) -> int:
         """Most prompt tokens (up to `most`), one chunk behind `context` positions, that keep `work` in `limit` ns.
@@ -81,8 +99,17 @@ class StepTime:
         return int(2 * spare / (slope + sqrt(slope * slope + 4 * square * spare)))
 
 
-def _features(work: Work) -> tuple[float, float, float, float, float]:
-    return (1.0, *(value / unit for value, unit in zip(work, UNITS[1:], strict=True)))  # type: ignore[return-value]
+Features = tuple[float, float, float, float, float]
+
+
+def _features(work: Work) -> Features:
+    prefill_tokens, decodes, context_tokens, prefill_context = work
+    return 1.0, prefill_tokens / UNITS[1], decodes / UNITS[2], context_tokens / UNITS[3], prefill_context / UNITS[4]
+
+
+def _cost(law: list[float], x: Features) -> float:
+    """ns."""
+    return 1e6 * (law[0] + law[1] * x[1] + law[2] * x[2] + law[3] * x[3] + law[4] * x[4])
 
 
 def _solve(products: list[list[float]], answers: list[float]) -> list[float]:

@@ -19,6 +19,7 @@ from config_gen.spec import Lengths, LlmModel, LlmTraffic
 from gapless import tiers_report
 from gapless.child import launched
 from gapless.commands.loadtest import progress_bar
+from gapless.tiers_predicted import Predictor, errors, predictor
 from loadtest.arrivals import Z95, schedule
 from loadtest.prompts import Prompts
 from loadtest.run import Client, Job, LoadtestError, run
@@ -121,7 +122,7 @@ def measure(
     """The scenario under each policy in turn, `repeat` rounds of it; prints what it was and what came of it."""
     first, last = next(iter(bench.model.traffic)), list(bench.model.traffic)[-1]
     alone = measured(scenario, bench.model.traffic)
-    sustained = capacity(bench, weights, alone)
+    sustained, predictor = capacity(bench, weights, alone)
     traffic = offered(scenario, load, sustained, bench.model.traffic)
     rates = {tier: shape.rate for tier, shape in traffic.items()}
     parts = ", ".join(f"{tier} {rates[tier]:.2f}/s ({part:.0%})" for tier, part in shares(traffic).items())
@@ -133,11 +134,11 @@ def measure(
     rounds: list[tiers_report.Round] = []
     for at in range(repeat):
         now = replace(bench, seed=bench.seed + at)
-        rounds.append({p: under(now, weights, p, traffic, f"{weights}-{scenario}-{p}-{at}") for p in policies})
+        names = {p: f"{weights}-{scenario}-{p}-{at}" for p in policies}
+        rounds.append({p: under(now, weights, p, traffic, name, predictor) for p, name in names.items()})
     bars = tiers_report.bars(scenario, rounds, first, last)
-    console.print(
-        tiers_report.table(rounds), *tiers_report.lines(bars, rounds), sep="\n", highlight=False, soft_wrap=True
-    )
+    tables = tiers_report.table(rounds), tiers_report.predictions(rounds)
+    console.print(*tables, *tiers_report.lines(bars, rounds), sep="\n", highlight=False, soft_wrap=True)
     if why := tiers_report.quiet(scenario, rounds):
         console.print(why, highlight=False, soft_wrap=True)
     case: dict[str, Any] = {
@@ -151,43 +152,56 @@ def measure(
     return case | {"rounds": rounds, "bars": [bar.as_json() for bar in bars]}
 
 
-def capacity(bench: Bench, weights: str, traffic: Mapping[str, LlmTraffic]) -> float:
-    """Requests/s of `traffic` that the server sustains under fcfs with all its slots in use."""
+def capacity(bench: Bench, weights: str, traffic: Mapping[str, LlmTraffic]) -> tuple[float, Predictor]:
+    """Requests/s of `traffic` that the server sustains under fcfs with all its slots in use, and a law of its steps."""
     long = int(BURST_REQUESTS / sum(shape.rate for shape in traffic.values()) * 1e9)
     # Other prompts than those of the load.
     mix = schedule(traffic, long, 1.0, bench.seed + 1_000_000, bench.prompts, bench.model.max_model_len)
-    options = {**bench.options, "weights": weights, "policy": "fcfs"}
+    steps = (OUT / f"{weights}-capacity.steps").absolute()
+    options = {**bench.options, "weights": weights, "policy": "fcfs", "step_log": str(steps)}
     with (
         launched(bench.repository, MODEL, options, OUT / f"{weights}-capacity.log") as ports,
         progress_bar(f"{weights}: measuring capacity", BURST) as seen,
     ):
         job = Job(f"127.0.0.1:{ports['grpc_port']}", MODEL, mix, BURST, drain=0, closed_users=USERS)
         samples, _ = run(job, progress=seen)
-    return sustains(samples, traffic, BURST // 3, BURST)
+    return sustains(samples, traffic, BURST // 3, BURST), predictor(bench.repository / MODEL / "1", steps)
 
 
-def under(bench: Bench, weights: str, policy: str, traffic: Mapping[str, LlmTraffic], name: str) -> dict[str, Any]:
-    """One run of the traffic under a policy; raw samples and the server's log go to files called `name`."""
+def under(
+    bench: Bench, weights: str, policy: str, traffic: Mapping[str, LlmTraffic], name: str, predictor: Predictor
+) -> dict[str, Any]:
+    """One run of the traffic under a policy, and what the simulator says of it.
+
+    Raw samples, steps and the server's log go to files called `name`.
+    """
     planned = schedule(traffic, bench.duration, 1.0, bench.seed, bench.prompts, bench.model.max_model_len)
     if missing := [tier for tier in traffic if not any(request.tier == tier for request in planned)]:
         seconds = bench.duration / 1e9
         raise LoadtestError(f"--duration: no request of tier {missing[0]} falls into {seconds:g} s; load longer")
-    options = {**bench.options, "weights": weights, "policy": policy}
+    steps = (OUT / f"{name}.steps").absolute()
+    options = {**bench.options, "weights": weights, "policy": policy, "step_log": str(steps)}
     with launched(bench.repository, MODEL, options, OUT / f"{name}.log") as ports:
         job = Job(f"127.0.0.1:{ports['grpc_port']}", MODEL, planned, bench.duration, DRAIN)
         with progress_bar(name, bench.duration) as seen:
             samples, client = run(job, OUT / f"{name}.jsonl", seen)
         counted = counters(ports["metrics_port"])
-    classes = summarize(samples, list(traffic), bench.duration)
-    tiers = {c.tier: numbers(c, bench.model) for c in classes}
-    return {
-        "tiers": tiers,
-        "output_tokens_per_s": sum(c.output_rate for c in classes),
+    found = told_of(summarize(samples, list(traffic), bench.duration), bench.model)
+    simulated = told_of(predictor.classes(options, planned, bench.duration, list(traffic)), bench.model)
+    simulated |= {"errors": errors(simulated, found), "steps": predictor.step_error(steps)}
+    return found | {
+        "simulated": simulated,
         "service_tokens_per_s": served(samples, bench.duration),
         "undone": undone(samples, bench.duration),
         "client": told(client, bench.model),
         "server": counted,
     }
+
+
+def told_of(classes: Sequence[ClassSummary], model: LlmModel) -> dict[str, Any]:
+    """Each tier's numbers, and the output of all."""
+    rate = sum(c.output_rate for c in classes)
+    return {"tiers": {c.tier: numbers(c, model) for c in classes}, "output_tokens_per_s": rate}
 
 
 def served(samples: Sequence[Sample], duration: int) -> dict[str, float]:

@@ -116,6 +116,27 @@ def _spread(found: list[dict[str, float | None]]) -> str:
     return "/".join("∞" if value == float("inf") else f"{value:.0f}" for value in texts)
 
 
+def predictions(rounds: Sequence[Round]) -> Table:
+    """How far the simulator was off in each run: medians over the rounds."""
+    columns = ("TTFT P50", "TTFT P99", "E2E P50", "E2E P99", "tokens/s", "step P50/P95")
+    shown = Table(title="Simulated over measured", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for name in ("policy", "tier", *columns):
+        shown.add_column(name, justify="left" if name in ("policy", "tier") else "right")
+    for policy in rounds[0]:
+        runs = [r[policy]["simulated"] for r in rounds]
+        for tier in runs[0]["errors"]:
+            of = [run["errors"][tier] for run in runs]
+            cells = [_share([e.get(name.lower()) for e in of]) for name in columns[:-1]]
+            steps = [f"{_median(run['steps'][q] for run in runs):.1%}" for q in ("median", "p95")]
+            shown.add_row(policy, tier, *cells, "/".join(steps) if tier == "all" else "")
+    return shown
+
+
+def _share(values: Sequence[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    return f"{statistics.median(known):+.1%}" if known else "-"
+
+
 def lines(found: Sequence[Bar], rounds: Sequence[Round]) -> list[str]:
     """What the numbers depend on, then one line a bar: name, value, each round, limit, ruling."""
     runs = [(policy, run) for r in rounds for policy, run in r.items()]

@@ -26,6 +26,12 @@ class Planned:
     max_tokens: int
     ids: tuple[int, ...] = ()  # the prompt as token ids, instead of text
 
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """The conversation that is sent."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return [*system, {"role": "user", "content": self.text}]
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:

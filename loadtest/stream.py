@@ -256,8 +256,7 @@ def _prompt(request: Planned) -> list[triton.InferInput]:
         tensor = triton.InferInput("input_ids", [len(request.ids)], "INT64")
         tensor.set_data_from_numpy(np.array(request.ids, dtype=np.int64))
         return [tensor]
-    system = [{"role": "system", "content": request.system}] if request.system else []
-    return [_input("messages", json.dumps([*system, {"role": "user", "content": request.text}]).encode(), "BYTES")]
+    return [_input("messages", json.dumps(request.messages).encode(), "BYTES")]
 
 
 def _input(name: str, value: bytes | bool, datatype: str) -> triton.InferInput:

@@ -15,7 +15,8 @@ import typer
 from config_gen.spec import Lengths, load
 from gapless import tiers
 from gapless.commands import bench_tiers
-from gapless.tiers_report import Bar, bars, lines, quiet, ratio
+from gapless.tiers_predicted import errors
+from gapless.tiers_report import Bar, bars, lines, predictions, quiet, ratio
 from loadtest.arrivals import lognormal
 from loadtest.run import LoadtestError
 from loadtest.samples import Sample
@@ -113,6 +114,22 @@ def test_a_promise_counts_requests_and_gaps() -> None:
     assert [(bar.value, bar.held) for bar in found] == [(0.005, True), (0.02, False)]
 
 
+def test_predictions_are_compared_tier_by_tier() -> None:
+    def run(ttft: float | None, rate: float) -> dict[str, Any]:
+        tier = {"ttft_ms": {"p50": ttft, "p99": 80.0}, "e2e_ms": {}, "output_tokens_per_s": rate}
+        return {"tiers": {"i": tier}, "output_tokens_per_s": rate}
+
+    found = errors(run(44.0, 90.0), run(40.0, 100.0))
+    assert found["i"]["ttft p50"] == pytest.approx(0.1) and found["i"]["ttft p99"] == 0
+    assert found["i"]["e2e p50"] is None and found["all"]["tokens/s"] == pytest.approx(-0.1)
+    assert errors(run(None, 0.0), run(40.0, 100.0))["i"]["ttft p50"] is None
+    said = {"errors": found, "steps": {"median": 0.021, "p95": 0.15, "steps": 9}}
+    table = predictions([{"fcfs": {"simulated": said}}])
+    cells = [list(column.cells) for column in table.columns]
+    assert [column[0] for column in cells] == ["fcfs", "i", "+10.0%", "+0.0%", "-", "-", "-10.0%", ""]
+    assert cells[-1][1] == "2.1%/15.0%"
+
+
 def test_ratios_with_a_request_that_never_got_there() -> None:
     assert ratio(None, 3.0) is None and ratio(3.0, None) == 0.0 and ratio(0.0, 0.0) == 1.0
     assert not Bar("x", [None], "<=", 0.35).held
@@ -132,13 +149,15 @@ def test_a_short_run_on_the_real_server(
     for built in smollm2_dir.glob("[!.]*"):
         os.link(built, chat / "1" / built.name)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tiers, "BURST", 3 * SECOND)
+    monkeypatch.setattr(tiers, "BURST", 4 * SECOND)
+    monkeypatch.setattr(tiers, "USERS", 2)  # short steps, so that there are enough for a law
     found_capacity = []
 
-    def capacity(*args: Any) -> float:
+    def capacity(*args: Any) -> tuple[float, Any]:
         """The real one is called; the load of this test is fixed, however busy the machine is."""
-        found_capacity.append(real_capacity(*args))
-        return 6.0
+        sustained, predictor = real_capacity(*args)
+        found_capacity.append(sustained)
+        return 6.0, predictor
 
     real_capacity = tiers.capacity
     monkeypatch.setattr(tiers, "capacity", capacity)
@@ -155,7 +174,11 @@ def test_a_short_run_on_the_real_server(
         assert {t: (n["ok"], n["rejected"], n["failed"]) for t, n in found["tiers"].items()} == {
             t: (n["sent"], 0, 0) for t, n in found["tiers"].items()
         }
-        assert found["server"]["gapless_steps_total"] > 0
+        simulated = found["simulated"]
+        assert simulated["tiers"]["batch"]["sent"] == found["tiers"]["batch"]["sent"]
+        # The steps that the server counted, but for those before a pause (and for one after the count).
+        assert 0.5 < simulated["steps"]["steps"] / found["server"]["gapless_steps_total"] <= 1.05
+        assert simulated["steps"]["median"] < 1  # of the machine's noise, not another law's
         assert len((tmp_path / f"out/bench/tiers/fp32-mixed-{policy}-0.jsonl").read_text().splitlines()) == sum(
             n["sent"] for n in found["tiers"].values()
         )

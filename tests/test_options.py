@@ -34,6 +34,7 @@ def test_every_option_is_read() -> None:
         "weights": "int8",
         "device": "cuda:1",
         "threads": "0",
+        "step_log": "out/steps",
         "default_tier": "batch",
         "tiers": '{"interactive": {"weight": 8, "queue_timeout_ms": 2000, "max_queue": 64, "ttft_ms": 500,'
         ' "itl_ms": 60}, "batch": {"idle_below": 0.4, "max_long": 2, "long_tokens": 900}}',
@@ -58,6 +59,7 @@ def test_every_option_is_read() -> None:
         weights="int8",
         device="cuda:1",
         threads=0,
+        step_log="out/steps",
         default_tier="batch",
         tiers=(
             TierConfig("interactive", 2_000_000_000, weight=8, ttft=500_000_000, itl=60_000_000, max_queue=64),

@@ -308,7 +308,9 @@ def linear(plan: StepPlan) -> int:
     return int(MS + 0.1 * MS * (plan.num_tokens - decodes) + 0.2 * MS * decodes)
 
 
-@pytest.mark.parametrize(("policy", "between", "kept"), [("weighted", 0, True), ("weighted", 3, True), ("fcfs", 0, False)])
+@pytest.mark.parametrize(
+    ("policy", "between", "kept"), [("weighted", 0, True), ("weighted", 3, True), ("fcfs", 0, False)]
+)
 def test_steps_are_sized_to_keep_the_smallest_itl_target(policy: str, between: int, kept: bool) -> None:
     """Two sequences decode with a target of 10 ms while long prompts come in; a whole budget of 200 takes 21 ms.
 

@@ -20,6 +20,9 @@ FORMAT = 1  # of the file
 OTHERS = ("prefill", "prefill_context", "decode", "context", "draw")
 
 
+Step = tuple[StepWork, float]  # what was computed, and ns until the next step could be planned
+
+
 class LawError(ValueError):
     """A file that holds no law; one line, names the file and what is wrong with it."""
 

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from decode.executors.cost_model import OTHERS, Fit, FittedLaw
-from decode.executors.gpu_cost import StepWork
+from decode.executors.cost_model import OTHERS, Fit, FittedLaw, Step
 
 HELD_OUT = 5  # every fifth step is kept for the error
 LEAST = 20  # steps with a number of tokens within a piece, or the piece is joined to the one before
@@ -20,7 +19,6 @@ CLIP = 3.0  # times the median error that a step may be off and still count in f
 PASSES = 5
 
 Floats = npt.NDArray[np.float64]
-Step = tuple[StepWork, float]  # what was computed, and ns until the next step could be planned
 
 
 class FitError(ValueError):

@@ -19,7 +19,7 @@ from decode import accuracy_gate, bench
 from decode.assembly import KV_BYTES, build_executor, engine_config
 from decode.config import Mode
 from decode.executors import law_fit
-from decode.executors.cost_model import Measured
+from decode.executors.cost_model import Measured, Step
 from decode.executors.model_config import ModelConfig, Precision
 from decode.executors.torch_paged import TorchExecutor
 from decode.options import ServiceOptions
@@ -82,7 +82,7 @@ def engine(
         for c in ([1] if m == "serial" else numbers)
     ]
     console = Console()
-    steps: list[law_fit.Step] = []
+    steps: list[Step] = []
     results = _run_all(work, model_dir, cases, repeat, rate, console, steps)
     console.print(_rates(results), _split(results), sep="\n\n")
     found = _report(work, workload, rate, results)
@@ -173,7 +173,7 @@ def _run_all(
     repeat: int,
     rate: float | None,
     console: Console,
-    steps: list[law_fit.Step],
+    steps: list[Step],
 ) -> list[dict[str, Any]]:
     """Every case once, then every case again …: noise of the machine falls on all alike."""
     model = ModelConfig.read(model_dir)
@@ -194,7 +194,7 @@ def _run_all(
 
 
 def _write_law(
-    path: Path, steps: list[law_fit.Step], model: ModelConfig, case: ServiceOptions, console: Console
+    path: Path, steps: list[Step], model: ModelConfig, case: ServiceOptions, console: Console
 ) -> dict[str, Any]:
     """Fit the steps of all runs, write the law and tell its error."""
     law = law_fit.fit(steps)
