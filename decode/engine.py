@@ -71,7 +71,7 @@ class Engine:
             text = f"waited {waited:.3f} s in the queue of tier {tier.name}: retry later or raise its queue_timeout"
             self._drop_waiting(sequence, RejectReason.QUEUE_TIMEOUT, text, now)
         plan = self.scheduler.plan(self._steps, now)
-        for sequence in self.scheduler.started:
+        for sequence in self.scheduler.draft.started:
             self._prompt_tokens += sequence.prompt_len
             self._hit_tokens += sequence.cached
             self._events.append(Started(sequence.request.id, sequence.cached, now))
@@ -83,7 +83,7 @@ class Engine:
         """Take the result of the plan made last."""
         self.scheduler.executed(result.elapsed)
         emit, logprobs = self._events.append, result.logprobs or (None,) * len(plan.chunks)
-        for sequence, token, extra in zip(self.scheduler.planned, result.tokens, logprobs, strict=True):
+        for sequence, token, extra in zip(self.scheduler.draft.planned, result.tokens, logprobs, strict=True):
             if token is None:
                 continue
             sequence.tokens.append(token)
@@ -108,13 +108,13 @@ class Engine:
 
     def stats(self) -> Stats:
         return Stats(
-            running=len(self.scheduler.running),
+            running=len(self.scheduler.roster.running),
             waiting={name: self.scheduler.waiting(name) for name in self._tiers},
             pages_total=self.config.num_pages,
             pages_used=self.config.num_pages - self.cache.available,
             pages_cached=self.cache.tree.unused,
-            preemptions=self.scheduler.preemptions,
-            swaps=self.scheduler.swaps,
+            preemptions=self.scheduler.roster.preemptions,
+            swaps=self.scheduler.roster.swaps,
             prompt_tokens=self._prompt_tokens,
             prefix_hit_tokens=self._hit_tokens,
             output_tokens=self._output_tokens,
@@ -123,9 +123,9 @@ class Engine:
 
     def check(self) -> None:
         """Raise AssertionError unless every invariant of queues, leases and pages holds."""
-        self.scheduler.check()
+        self.scheduler.roster.check()
         waiting = sum(self.scheduler.waiting(name) for name in self._tiers)
-        assert waiting + len(self.scheduler.running) == len(self._sequences), "a sequence is lost"
+        assert waiting + len(self.scheduler.roster.running) == len(self._sequences), "a sequence is lost"
 
     def _submit(self, request: Request, now: int) -> None:
         problem = self._problem(request)
@@ -161,7 +161,7 @@ class Engine:
             room = config.num_pages * config.page_size
             wish = f"prompt of {length} tokens plus max_tokens {request.sampling.max_tokens}"
             return invalid, f"{wish} needs {most} KV positions; the whole cache holds {room}: lower max_tokens"
-        free = policy.free_slots(config, len(self.scheduler.running))
+        free = policy.free_slots(config, len(self.scheduler.roster.running))
         waiting, wait = self.scheduler.waiting(tier.name), self.scheduler.predicted_wait(tier.name)
         later = "later" if wait is None else f"in about {wait / 1e9:.1f} s"
         if tier.max_queue is not None and waiting >= tier.max_queue + free:
@@ -186,7 +186,7 @@ class Engine:
             self._finish(sequence, reason, now)
 
     def _drop_waiting(self, sequence: Sequence, reason: RejectReason, message: str, now: int) -> None:
-        self.scheduler.remove(sequence)
+        self.scheduler.roster.remove(sequence)
         del self._sequences[sequence.request.id]
         self._reject(sequence.request.id, reason, message, now)
 
@@ -194,7 +194,7 @@ class Engine:
         self._events.append(Rejected(request_id, reason, message, now))
 
     def _finish(self, sequence: Sequence, reason: FinishReason, now: int, message: str = "") -> None:
-        self.scheduler.remove(sequence)
+        self.scheduler.roster.remove(sequence)
         del self._sequences[sequence.request.id]
         usage = Usage(sequence.prompt_len, sequence.cached, sequence.output_len, sequence.preemptions)
         self._events.append(Finished(sequence.request.id, reason, usage, now, message))

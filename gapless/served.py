@@ -17,6 +17,7 @@ from decode import bench
 from decode.assembly import build_executor, engine_config
 from decode.executors.model_config import ModelConfig
 from decode.options import ServiceOptions
+from decode.workload import Workload
 from gapless.child import server
 from loadtest.percentiles import percentile
 from loadtest.run import Job, run
@@ -28,7 +29,7 @@ LOG = Path("out/bench/server.log")
 
 
 def compare(
-    work: bench.Workload,
+    work: Workload,
     repository: Path,
     case: ServiceOptions,
     rate: float | None,
@@ -61,7 +62,7 @@ def compare(
     }
 
 
-def _served(work: bench.Workload, url: str, rate: float | None) -> dict[str, Any]:
+def _served(work: Workload, url: str, rate: float | None) -> dict[str, Any]:
     moments = bench.arrivals(work.requests, rate)
     planned = [
         Planned(request.id, "default", at, "", "", request.sampling.max_tokens, request.prompt)

@@ -8,34 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import exp, log
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from urllib.request import urlopen
 
 from rich.console import Console
 
-from config_gen.spec import Lengths, LlmModel, LlmTraffic
+from config_gen.spec import LlmModel, LlmTraffic
+from decode import step_log
 from gapless import tiers_report
 from gapless.child import launched
 from gapless.commands.loadtest import progress_bar
-from gapless.tiers_predicted import Predictor, errors, predictor
-from loadtest.arrivals import Z95, schedule
+from gapless.tiers_load import Scenario, measured, offered, shares, sustains
+from gapless.tiers_predicted import Predictor, errors
+from loadtest.arrivals import schedule
 from loadtest.prompts import Prompts
 from loadtest.run import Client, Job, LoadtestError, run
-from loadtest.samples import Sample
+from loadtest.samples import Planned, Sample
 from loadtest.verdict import ClassSummary, lag_reason, summarize
 
-Scenario = Literal["mixed", "overload", "promise"]
-LOADS: dict[Scenario, float] = {"mixed": 1.3, "overload": 1.3, "promise": 0.9}
-BESIDE = 0.5  # of capacity, that the last tier asks for while the first alone overloads the machine
 MODEL = "chat"
 OUT = Path("out/bench/tiers")
 BURST = 30 * 10**9  # ns that capacity is measured; its first third, in which the batch fills, does not count
 BURST_REQUESTS = 3000  # more than a burst can end
+LIGHT = 0.3  # of capacity, for LIGHT_FOR: small steps, and what lies between client and engine
+LIGHT_FOR = 15 * 10**9  # ns
 USERS = 32  # as many as the server runs at once
 DRAIN = 60 * 10**9  # ns that answers may take after the last was sent
-TEMPLATE = 14  # tokens of the chat template that are in no page of the prefix cache
 SHOWN = (50, 99)
 
 
@@ -49,65 +48,6 @@ class Bench:
     prompts: Prompts
     duration: int  # ns
     seed: int
-
-
-def mean(lengths: Lengths) -> float:
-    """Of a lognormal length: median * exp(sigma² / 2)."""
-    sigma = log(lengths.p95 / lengths.median) / Z95
-    return lengths.median * exp(sigma * sigma / 2)
-
-
-def service(shape: LlmTraffic) -> float:
-    """Tokens that a request of the tier makes the engine compute, on average; a shared prefix is cached."""
-    return TEMPLATE + mean(shape.prompt) + mean(shape.output)
-
-
-def shares(traffic: Mapping[str, LlmTraffic]) -> dict[str, float]:
-    """Each tier's part of the service asked for."""
-    asked = {tier: shape.rate * service(shape) for tier, shape in traffic.items()}
-    return {tier: part / sum(asked.values()) for tier, part in asked.items()}
-
-
-def measured(scenario: Scenario, traffic: Mapping[str, LlmTraffic]) -> dict[str, LlmTraffic]:
-    """The traffic whose capacity the scenario's load is a multiple of: all of it, or the first tier alone."""
-    first = next(iter(traffic))
-    return {first: traffic[first]} if scenario == "overload" else dict(traffic)
-
-
-def offered(
-    scenario: Scenario, load: float, sustained: float, traffic: Mapping[str, LlmTraffic]
-) -> dict[str, LlmTraffic]:
-    """`traffic` at the rates of the scenario, when the machine sustains so many requests/s of the measured traffic."""
-    first, last = next(iter(traffic)), list(traffic)[-1]
-    if scenario != "overload":
-        scale = load * sustained / sum(shape.rate for shape in traffic.values())
-        return {tier: _at(shape, shape.rate * scale) for tier, shape in traffic.items()}
-    beside = BESIDE * sustained * service(traffic[first]) / service(traffic[last])
-    return {first: _at(traffic[first], load * sustained), last: _at(traffic[last], beside)}
-
-
-def _at(shape: LlmTraffic, rate: float) -> LlmTraffic:
-    return shape.model_copy(update={"rate": rate})
-
-
-def sustains(samples: Sequence[Sample], traffic: Mapping[str, LlmTraffic], begin: int, end: int) -> float:
-    """Requests/s of `traffic` that a closed burst shows: service done in [begin, end) over that of a mean request.
-
-    Service, not answers: a burst starts with prompts only, and rates of answers tell whichever part of the work falls
-    into the window. A prompt is done with its first token; one whose answer was cut off counts as a mean one.
-    """
-    done = 0.0
-    for sample in samples:
-        shape = traffic[sample.tier]
-        if sample.first is not None and begin <= sample.first < end:
-            known = sample.prompt_tokens - sample.cached_tokens
-            done += known if sample.prompt_tokens else TEMPLATE + mean(shape.prompt)
-        done += sum(n for time, n in sample.messages if begin <= time < end)
-    if done == 0:
-        errors = list(dict.fromkeys(sample.error for sample in samples)) or ["nothing was sent"]
-        raise LoadtestError(f"capacity: no token came back in {(end - begin) / 1e9:g} s: {errors[0]}")
-    asked = sum(shape.rate * service(shape) for shape in traffic.values())
-    return done / ((end - begin) / 1e9) / asked * sum(shape.rate for shape in traffic.values())
 
 
 def measure(
@@ -134,8 +74,9 @@ def measure(
     rounds: list[tiers_report.Round] = []
     for at in range(repeat):
         now = replace(bench, seed=bench.seed + at)
-        names = {p: f"{weights}-{scenario}-{p}-{at}" for p in policies}
-        rounds.append({p: under(now, weights, p, traffic, name, predictor) for p, name in names.items()})
+        runs = {p: under(now, weights, p, traffic, f"{weights}-{scenario}-{p}-{at}") for p in policies}
+        rounds.append(runs)
+        compare(now, predictor, traffic, runs)
     bars = tiers_report.bars(scenario, rounds, first, last)
     tables = tiers_report.table(rounds), tiers_report.predictions(rounds)
     console.print(*tables, *tiers_report.lines(bars, rounds), sep="\n", highlight=False, soft_wrap=True)
@@ -153,28 +94,33 @@ def measure(
 
 
 def capacity(bench: Bench, weights: str, traffic: Mapping[str, LlmTraffic]) -> tuple[float, Predictor]:
-    """Requests/s of `traffic` that the server sustains under fcfs with all its slots in use, and a law of its steps."""
-    long = int(BURST_REQUESTS / sum(shape.rate for shape in traffic.values()) * 1e9)
-    # Other prompts than those of the load.
-    mix = schedule(traffic, long, 1.0, bench.seed + 1_000_000, bench.prompts, bench.model.max_model_len)
+    """Requests/s of `traffic` that the server sustains under fcfs with all its slots in use.
+
+    And, after a light load, what a simulator has to know of this machine.
+    """
+    most = int(BURST_REQUESTS / sum(shape.rate for shape in traffic.values()) * 1e9)
     steps = (OUT / f"{weights}-capacity.steps").absolute()
     options = {**bench.options, "weights": weights, "policy": "fcfs", "step_log": str(steps)}
-    with (
-        launched(bench.repository, MODEL, options, OUT / f"{weights}-capacity.log") as ports,
-        progress_bar(f"{weights}: measuring capacity", BURST) as seen,
-    ):
-        job = Job(f"127.0.0.1:{ports['grpc_port']}", MODEL, mix, BURST, drain=0, closed_users=USERS)
-        samples, _ = run(job, progress=seen)
-    return sustains(samples, traffic, BURST // 3, BURST), predictor(bench.repository / MODEL / "1", steps)
+
+    def load(duration: int, scale: float, seed: int) -> list[Planned]:
+        # Other prompts than those of the runs.
+        return schedule(traffic, duration, scale, bench.seed + seed, bench.prompts, bench.model.max_model_len)
+
+    with launched(bench.repository, MODEL, options, OUT / f"{weights}-capacity.log") as ports:
+        url = f"127.0.0.1:{ports['grpc_port']}"
+        with progress_bar(f"{weights}: measuring capacity", BURST) as seen:
+            burst, _ = run(Job(url, MODEL, load(most, 1.0, 10**6), BURST, 0, closed_users=USERS), progress=seen)
+        sustained = sustains(burst, traffic, BURST // 3, BURST)
+        scale = LIGHT * sustained / sum(shape.rate for shape in traffic.values())
+        planned = load(LIGHT_FOR, scale, 2 * 10**6)
+        with progress_bar(f"{weights}: a light load", LIGHT_FOR) as seen:
+            light, _ = run(Job(url, MODEL, planned, LIGHT_FOR, DRAIN), progress=seen)
+    known = Predictor(bench.repository / MODEL / "1", step_log.read(steps))
+    return sustained, known.learning_way(options, planned, light)
 
 
-def under(
-    bench: Bench, weights: str, policy: str, traffic: Mapping[str, LlmTraffic], name: str, predictor: Predictor
-) -> dict[str, Any]:
-    """One run of the traffic under a policy, and what the simulator says of it.
-
-    Raw samples, steps and the server's log go to files called `name`.
-    """
+def under(bench: Bench, weights: str, policy: str, traffic: Mapping[str, LlmTraffic], name: str) -> dict[str, Any]:
+    """One run of the traffic under a policy; raw samples, steps and the server's log go to files called `name`."""
     planned = schedule(traffic, bench.duration, 1.0, bench.seed, bench.prompts, bench.model.max_model_len)
     if missing := [tier for tier in traffic if not any(request.tier == tier for request in planned)]:
         seconds = bench.duration / 1e9
@@ -186,16 +132,26 @@ def under(
         with progress_bar(name, bench.duration) as seen:
             samples, client = run(job, OUT / f"{name}.jsonl", seen)
         counted = counters(ports["metrics_port"])
-    found = told_of(summarize(samples, list(traffic), bench.duration), bench.model)
-    simulated = told_of(predictor.classes(options, planned, bench.duration, list(traffic)), bench.model)
-    simulated |= {"errors": errors(simulated, found), "steps": predictor.step_error(steps)}
-    return found | {
-        "simulated": simulated,
+    return told_of(summarize(samples, list(traffic), bench.duration), bench.model) | {
+        "options": options,
         "service_tokens_per_s": served(samples, bench.duration),
         "undone": undone(samples, bench.duration),
         "client": told(client, bench.model),
         "server": counted,
     }
+
+
+def compare(bench: Bench, predictor: Predictor, traffic: Mapping[str, LlmTraffic], runs: tiers_report.Round) -> None:
+    """Add to each run what the simulator says of it, knowing the steps of all others."""
+    steps = {policy: step_log.read(Path(found["options"]["step_log"])) for policy, found in runs.items()}
+    planned = schedule(traffic, bench.duration, 1.0, bench.seed, bench.prompts, bench.model.max_model_len)
+    for policy, found in runs.items():
+        others = [step for other, taken in steps.items() if other != policy for step in taken]
+        knowing = predictor.knowing(others)
+        classes = knowing.classes(found["options"], planned, bench.duration, list(traffic))
+        simulated = told_of(classes, bench.model)
+        simulated |= {"errors": errors(simulated, found), "steps": knowing.step_error(steps[policy])}
+        found["simulated"] = simulated
 
 
 def told_of(classes: Sequence[ClassSummary], model: LlmModel) -> dict[str, Any]:

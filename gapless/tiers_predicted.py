@@ -1,59 +1,78 @@
-"""What the simulator says a run of `bench tiers` should have given, and how far its steps' law was off in that run.
+"""What the simulator says a run of `bench tiers` should have given, and how far it was off.
 
-The law comes from the steps of another run, that of capacity. Must not know servers or tables.
+The law of a run's steps comes from the steps of all other runs, and what lies between client and engine from a light
+load. Must not know servers or tables.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from decode import step_log
 from decode.assembly import engine_config
 from decode.executors import law_fit
-from decode.executors.cost_model import FittedLaw
+from decode.executors.cost_model import Step
 from decode.executors.model_config import ModelConfig
 from decode.options import ServiceOptions
-from decode.simulator import simulate
+from decode.simulator import Outcome, simulate
 from decode.text import Tokenizer
 from decode.types import Request, SamplingParams
 from gapless.simulation import summarize
-from loadtest.samples import Planned
-from loadtest.verdict import ClassSummary
+from loadtest.samples import Planned, Sample
+from loadtest.verdict import ClassSummary, Latency
 
 
 @dataclass(frozen=True)
 class Predictor:
-    """The model in `folder`, with a law of its steps."""
+    """The model in `folder`, steps of other runs, and `way`: ns that a first token needs beside the engine."""
 
     folder: Path
-    law: FittedLaw
+    steps: Sequence[Step]
+    way: float = 0.0
+
+    def knowing(self, steps: Sequence[Step]) -> Predictor:
+        """The same with more steps."""
+        return replace(self, steps=[*self.steps, *steps])
+
+    def learning_way(
+        self, options: Mapping[str, str], planned: Sequence[Planned], samples: Sequence[Sample]
+    ) -> Predictor:
+        """The same with the way of a run: the median of the measured TTFT beyond that of the simulated."""
+        outcome = self._simulate(options, planned, 1)
+        said = [value for record in outcome.tiers.values() for value in record.ttft]
+        return replace(self, way=max(0.0, median(sample.ttft for sample in samples) - median(said)))
 
     def classes(
         self, options: Mapping[str, str], planned: Sequence[Planned], duration: int, tiers: Sequence[str]
     ) -> list[ClassSummary]:
         """Each tier of a run of `planned`: the same prompts, token for token, through the same scheduler."""
+        outcome = self._simulate(options, planned, duration)
+        return [self._seen(summarize(tier, outcome.tiers[tier], duration)) for tier in tiers]
+
+    def step_error(self, steps: Sequence[Step]) -> dict[str, float]:
+        """Relative error of the law on the steps of a run, and how many there were."""
+        off, p95 = law_fit.errors(law_fit.fit(self.steps), steps)
+        return {"median": off, "p95": p95, "steps": len(steps)}
+
+    def _simulate(self, options: Mapping[str, str], planned: Sequence[Planned], duration: int) -> Outcome:
         config = engine_config(ModelConfig.read(self.folder), ServiceOptions.from_parameters(dict(options)))
         tokenizer = Tokenizer.load(self.folder)
         timed = [
             (request.at, Request(request.id, tokenizer.encode_chat(request.messages), _greedy(request), request.tier))
             for request in planned
         ]
-        outcome = simulate(config, self.law, timed, duration)
-        return [summarize(tier, outcome.tiers[tier], duration) for tier in tiers]
+        return simulate(config, law_fit.fit(self.steps), timed, duration)
 
-    def step_error(self, log: Path) -> dict[str, float]:
-        """Relative error of the law on the steps of a run, and how many there were."""
-        steps = step_log.read(log)
-        median, p95 = law_fit.errors(self.law, steps)
-        return {"median": median, "p95": p95, "steps": len(steps)}
-
-
-def predictor(folder: Path, log: Path) -> Predictor:
-    """Fitted to the steps in `log`. Raises FitError when they are too few."""
-    return Predictor(folder, law_fit.fit(step_log.read(log)))
+    def _seen(self, found: ClassSummary) -> ClassSummary:
+        """By a client."""
+        latencies = {
+            name: Latency([value + self.way for value in latency.samples]) if name in ("ttft", "e2e") else latency
+            for name, latency in found.latencies.items()
+        }
+        return replace(found, latencies=latencies)
 
 
 def _greedy(request: Planned) -> SamplingParams:

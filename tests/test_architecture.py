@@ -12,7 +12,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 CORE_NAMES = (
-    "types plan config page_pool radix kv_cache sequence queues accounts load step_time policy scheduler engine"
+    "types plan config page_pool radix kv_cache sequence queues accounts load step_time policy draft gaps roster"
+    " scheduler engine"
 )
 CORE = {f"decode.{name}" for name in CORE_NAMES.split()}
 # Parts of the standard library that bring time, chance, threads or the outside world into the core.

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from decode.bench import Workload, WorkloadError, arrivals, measure, scheduling, summary
+from decode.bench import arrivals, measure, scheduling, summary
 from decode.config import EngineConfig
 from decode.executors.scripted import ScriptedExecutor
+from decode.workload import Workload, WorkloadError
 from gapless.commands.bench import _numbers
 from gapless.errors import UsageError
 from loadtest.percentiles import percentile

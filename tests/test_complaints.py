@@ -119,7 +119,7 @@ def test_a_cancel_in_every_state_frees_everything(state: str) -> None:
     if state == "swapped":
         bench.submit(request("now", 4, 10, "interactive"))
         bench.step()
-        assert bench.engine.scheduler.swaps == 1
+        assert bench.engine.scheduler.roster.swaps == 1
     bench.cancel("gone")
     bench.run()
     assert bench.engine.idle and bench.engine.stats().pages_used == 0
@@ -141,4 +141,4 @@ def test_during_a_huge_prefill_decoding_keeps_its_pace() -> None:
         bench.step()
     times = [e.time for e in bench.events if isinstance(e, TokenOut) and e.request_id == "talk"]
     assert max(b - a for a, b in pairwise(times)) <= 8 * MS
-    assert bench.engine.scheduler.running[0].computed > 300 * 32  # and the prefill goes on
+    assert bench.engine.scheduler.roster.running[0].computed > 300 * 32  # and the prefill goes on

@@ -116,7 +116,7 @@ class Bench:
                 assert slot not in writes, "two chunks write the same slot"
                 writes[slot] = token
         self.kv.update(writes)
-        by_number = {s.number: s for s in self.engine.scheduler.planned}
+        by_number = {s.number: s for s in self.engine.scheduler.draft.planned}
         for chunk in plan.chunks:
             tokens = by_number[chunk.seq].tokens
             assert chunk.tokens, "a chunk of nothing"
@@ -382,7 +382,7 @@ def test_the_watermark_keeps_pages_for_those_that_run() -> None:
     bench.submit(request("a", 12, 8), request("b", 24, 8))
     bench.step()
     bench.step()
-    assert [s.request.id for s in bench.engine.scheduler.running] == ["a"]  # 3 + 6 pages fit, but not 2 more
+    assert [s.request.id for s in bench.engine.scheduler.roster.running] == ["a"]  # 3 + 6 pages fit, but not 2 more
     bench.run()
     assert isinstance(bench.end("b"), Finished)
 
@@ -487,7 +487,7 @@ def test_a_static_batch_fills_its_slots_however_small_the_token_budget() -> None
     bench = Bench(small(mode="static", max_num_seqs=3, num_pages=64))
     bench.submit(*(request(n, 16, 4) for n in "abcd"))
     bench.step()
-    assert [s.request.id for s in bench.engine.scheduler.running] == ["a", "b", "c"]
+    assert [s.request.id for s in bench.engine.scheduler.roster.running] == ["a", "b", "c"]
     assert [len(c.tokens) for c in bench.plans[0].chunks] == [16]
     bench.run()
     ends = [e.request_id for e in bench.events if isinstance(e, Finished)]

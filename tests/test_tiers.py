@@ -54,7 +54,7 @@ class Watched(Bench):
 
     def _run(self, plan: StepPlan) -> None:
         super()._run(plan)
-        self.seen |= {s.number: s for s in self.engine.scheduler.planned}
+        self.seen |= {s.number: s for s in self.engine.scheduler.draft.planned}
 
 
 def backlog(bench: Bench, tiers: tuple[str, ...], count: int, prompt: range, out: range, seed: int = 0) -> None:
@@ -120,7 +120,7 @@ def test_an_urgent_request_does_not_wait_for_slots_of_lower_tiers() -> None:
     backlog(bench, ("batch",), 8, range(8, 9), range(100, 101))
     for _ in range(10):
         bench.step()
-    assert len(bench.engine.scheduler.running) == 8
+    assert len(bench.engine.scheduler.roster.running) == 8
     bench.submit(request("now", 8, 3, "interactive"))
     bench.step()
     assert any(e.request_id == "now" for e in bench.events if isinstance(e, TokenOut))
@@ -136,10 +136,10 @@ def test_an_urgent_request_does_not_wait_for_pages_of_lower_tiers(prefix_cache: 
     backlog(bench, ("batch",), 4, range(40, 41), range(100, 101))
     for _ in range(40):
         bench.step()
-    assert len(bench.engine.scheduler.running) == 4 and bench.engine.cache.available < 15
+    assert len(bench.engine.scheduler.roster.running) == 4 and bench.engine.cache.available < 15
     bench.submit(request("now", 60, 3, "interactive"))
     bench.step()
-    assert "now" in {s.request.id for s in bench.engine.scheduler.running}
+    assert "now" in {s.request.id for s in bench.engine.scheduler.roster.running}
     assert bench.engine.stats().preemptions == 1
     bench.run()
     assert len(bench.output("now")) == 3
@@ -151,9 +151,9 @@ def test_the_one_that_loses_least_work_gives_way() -> None:
         bench.submit(request(f"b{n}", 8, 100, "batch"))
         bench.step()
     bench.submit(request("now", 8, 3, "interactive"))
-    running = {s.request.id: s.computed for s in bench.engine.scheduler.running}
+    running = {s.request.id: s.computed for s in bench.engine.scheduler.roster.running}
     bench.step()
-    left = {s.request.id for s in bench.engine.scheduler.running}
+    left = {s.request.id for s in bench.engine.scheduler.roster.running}
     assert "now" in left and bench.engine.stats().preemptions == 1
     [loser] = set(running) - left
     assert running[loser] == min(running.values()) < sorted(running.values())[1]
@@ -249,7 +249,7 @@ def test_batch_alone_gets_the_whole_machine_at_once() -> None:
     bench.run()
     backlog(bench, ("batch",), 8, range(4, 5), range(10, 11))
     bench.step()
-    assert len(bench.engine.scheduler.running) == 8
+    assert len(bench.engine.scheduler.roster.running) == 8
 
 
 def test_a_few_huge_prompts_cannot_hold_all_pages() -> None:
@@ -261,7 +261,7 @@ def test_a_few_huge_prompts_cannot_hold_all_pages() -> None:
         bench.submit(request(f"small-{n}", 5, 5, "api"))
     most = 0
     while bench.step():
-        most = max(most, sum(s.long for s in bench.engine.scheduler.running))
+        most = max(most, sum(s.long for s in bench.engine.scheduler.roster.running))
     assert most == 1
     order = [e.request_id for e in bench.events if isinstance(e, Finished)]
     assert len(order) == 10
@@ -374,7 +374,7 @@ def test_an_evicted_sequence_is_saved_where_that_is_cheaper_and_there_is_room(ho
         bench.step()
     bench.submit(request("now", 8, 3, "interactive"))
     bench.run()
-    assert bench.engine.scheduler.swaps == swaps and bench.engine.stats().preemptions == 1
+    assert bench.engine.scheduler.roster.swaps == swaps and bench.engine.stats().preemptions == 1
     computed = sum(len(c.tokens) for plan in bench.plans for c in plan.chunks)
     assert bench.engine.cache.host.free == host
     assert len(bench.output("bulk")) == 60 and (computed == 40 + 59 + 8 + 2 or not swaps)

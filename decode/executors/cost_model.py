@@ -10,7 +10,7 @@ import json
 from bisect import bisect_right
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from decode.executors.gpu_cost import StepWork
 from decode.plan import StepPlan, StepResult, Swap
@@ -73,14 +73,23 @@ class CostModelExecutor:
         return StepResult(tokens, max(1, round(elapsed)))
 
 
-@dataclass(frozen=True, slots=True)
-class Fit:
+class Fit(NamedTuple):
     """How far a law is off on steps that it was not fitted to: relative errors, and how many steps there were."""
 
     median: float
     p95: float
     steps: int  # fitted to
     held_out: int
+
+
+class RunError(NamedTuple):
+    """A measured run, simulated with a law that was not fitted to it: simulated over measured latencies, less 1."""
+
+    requests: int
+    ttft_p50: float
+    ttft_p99: float
+    e2e_p50: float
+    e2e_p99: float
 
 
 @dataclass(frozen=True)
@@ -122,13 +131,26 @@ class Measured:
     """A law with what it was measured on: enough to simulate without the model at hand."""
 
     law: FittedLaw
+    run: RunError
     machine: str
     kv_bytes_per_token: int
     max_model_len: int  # the longest that the model was made for
     weights: str
 
+    def told(self) -> str:
+        """How far it is off, in sentences."""
+        fit, run = self.law.fit, self.run
+        return (
+            f"off by {fit.median:.1%} at the median and {fit.p95:.1%} at P95, on {fit.held_out} steps that it was not "
+            f"fitted to. A run of {run.requests} requests, simulated with it: TTFT P50 {run.ttft_p50:+.1%}, P99 "
+            f"{run.ttft_p99:+.1%}, E2E P50 {run.e2e_p50:+.1%}, P99 {run.e2e_p99:+.1%} of what was measured."
+        )
+
     def write(self, path: Path) -> None:
-        path.write_text(json.dumps({"format": FORMAT, **asdict(self)}, indent=2) + "\n", encoding="utf-8")
+        """Raises OSError."""
+        raw = {"format": FORMAT, **asdict(self), "run": self.run._asdict()}
+        raw["law"]["fit"] = self.law.fit._asdict()
+        path.write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
 
     @classmethod
     def read(cls, path: Path) -> Measured:
@@ -157,6 +179,8 @@ def _from_json(raw: dict[str, Any]) -> Measured:
     if min(*slopes, *numbers.values()) < 0 or sum(slopes) + sum(numbers.values()) <= 0:
         raise ValueError("a cost is below 0, or all are 0")
     fitted = FittedLaw(**numbers, knots=knots, slopes=slopes, fit=Fit(**law["fit"]))
+    told = raw["run"]
+    run = RunError(int(told["requests"]), *(float(told[name]) for name in RunError._fields[1:]))
     return Measured(
-        fitted, str(raw["machine"]), int(raw["kv_bytes_per_token"]), int(raw["max_model_len"]), str(raw["weights"])
+        fitted, run, str(raw["machine"]), int(raw["kv_bytes_per_token"]), int(raw["max_model_len"]), str(raw["weights"])
     )

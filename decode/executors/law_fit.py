@@ -1,4 +1,4 @@
-"""Fits a law to steps that were executed: least squares on the relative error, no cost below zero.
+"""Fits a law to steps that were executed: least squares on the relative error, no cost below zero, the sum kept.
 
 Must not know where the steps come from.
 """
@@ -17,6 +17,7 @@ HELD_OUT = 5  # every fifth step is kept for the error
 LEAST = 20  # steps with a number of tokens within a piece, or the piece is joined to the one before
 CLIP = 3.0  # times the median error that a step may be off and still count in full
 PASSES = 5
+PAUSE = 10.0  # times its prediction: what a step took beyond that was a pause of the machine
 
 Floats = npt.NDArray[np.float64]
 
@@ -34,7 +35,11 @@ def fit(steps: Sequence[Step]) -> FittedLaw:
     seen = [step for at, step in enumerate(steps) if at % HELD_OUT]
     kept = steps[::HELD_OUT]
     knots = _knots([work.prefill_tokens + work.decodes for work, _ in seen])
-    theta = _solve(_features(seen, knots), np.array([ns for _, ns in seen]))
+    rows, taken = _features(seen, knots), np.array([ns for _, ns in seen])
+    theta = _solve(rows, taken)
+    # A queue waits for slow steps as well: together, steps are to take what they took.
+    predicted = rows @ theta
+    theta *= np.minimum(taken, PAUSE * predicted).sum() / predicted.sum()
     law = _law(knots, theta, Fit(0.0, 0.0, len(seen), len(kept)))
     median, p95 = errors(law, kept)
     return _law(knots, theta, Fit(median, p95, len(seen), len(kept)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import statistics
 from dataclasses import replace
 from fractions import Fraction
 from itertools import product
@@ -13,18 +12,19 @@ from typing import Annotated, Any, get_args
 import typer
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from decode import accuracy_gate, bench
-from decode.assembly import KV_BYTES, build_executor, engine_config
+from decode.assembly import build_executor, engine_config
 from decode.config import Mode
-from decode.executors import law_fit
-from decode.executors.cost_model import Measured, Step
+from decode.executors.cost_model import Step
 from decode.executors.model_config import ModelConfig, Precision
 from decode.executors.torch_paged import TorchExecutor
 from decode.options import ServiceOptions
-from gapless import served
+from decode.workload import Workload
+from gapless import bench_report, served
+from gapless import law as laws
 from gapless.commands import bench_tiers
+from gapless.commands.bench_tiers import choices
 from gapless.errors import UsageError
 from gapless.machine import describe
 from gapless.results import check_outputs, write_json
@@ -63,7 +63,7 @@ def engine(
         raise UsageError(f"--law: {weights} has a law each; give --weights one of them")
     _check_rate(rate)
     numbers = _numbers("concurrency", concurrency)
-    work = bench.Workload.read(workload, limit, ModelConfig.read(model_dir).vocab_size)
+    work = Workload.read(workload, limit, ModelConfig.read(model_dir).vocab_size)
     base = ServiceOptions.from_parameters(
         {
             "device": device,
@@ -75,19 +75,21 @@ def engine(
     cases = [
         replace(base, mode=m, max_num_seqs=c, prefix_cache=p == "on", weights=w)
         for w, m, p in product(
-            _choices("weights", weights, get_args(Precision)),
-            _choices("mode", mode, get_args(Mode)),
-            _choices("prefix-cache", prefix_cache, ("on", "off")),
+            choices("weights", weights, get_args(Precision)),
+            choices("mode", mode, get_args(Mode)),
+            choices("prefix-cache", prefix_cache, ("on", "off")),
         )
         for c in ([1] if m == "serial" else numbers)
     ]
     console = Console()
     steps: list[Step] = []
-    results = _run_all(work, model_dir, cases, repeat, rate, console, steps)
-    console.print(_rates(results), _split(results), sep="\n\n")
+    executors: dict[str, TorchExecutor] = {}
+    results = _run_all(work, model_dir, cases, repeat, rate, console, steps, executors)
+    console.print(bench_report.rates(results), bench_report.split(results), sep="\n\n")
     found = _report(work, workload, rate, results)
     if law is not None:
-        found["law"] = _write_law(law, steps, ModelConfig.read(model_dir), cases[0], console)
+        model, case = ModelConfig.read(model_dir), cases[0]
+        found["law"] = laws.write(law, steps, work, rate, model, case, executors[case.weights], console)
     if any(case.weights == "int8" for case in cases):
         found["int8_accuracy"] = accuracy_gate.gate(model_dir)
     write_json(json_file, found)
@@ -109,11 +111,11 @@ def triton(
     check_outputs(json=json_file)
     _check_rate(rate)
     vocabulary = ModelConfig.read(repository / served.MODEL / "1").vocab_size
-    work = bench.Workload.read(workload, limit, vocabulary)
+    work = Workload.read(workload, limit, vocabulary)
     base = ServiceOptions(max_num_batched_tokens=max_num_batched_tokens)
     cases = [
         replace(base, max_num_seqs=c, weights=w)
-        for w, c in product(_choices("weights", weights, get_args(Precision)), _numbers("concurrency", concurrency))
+        for w, c in product(choices("weights", weights, get_args(Precision)), _numbers("concurrency", concurrency))
     ]
     console, results = Console(), []
     for case in cases:
@@ -122,7 +124,7 @@ def triton(
     write_json(json_file, _report(work, workload, rate, results))
 
 
-def _report(work: bench.Workload, path: Path, rate: float | None, results: list[dict[str, Any]]) -> dict[str, Any]:
+def _report(work: Workload, path: Path, rate: float | None, results: list[dict[str, Any]]) -> dict[str, Any]:
     head = {"machine": describe(), "workload": path.name, "requests": len(work.requests), "rate_per_s": rate}
     return {**head, "results": results}
 
@@ -147,14 +149,6 @@ def scheduler(
         write_json(json_file, {"machine": describe(), "running": running, "waiting": waiting, "ms": shown})
 
 
-def _choices(name: str, text: str, allowed: tuple[str, ...]) -> list[Any]:
-    values = text.split(",")
-    for value in values:
-        if value not in allowed:
-            raise UsageError(f"--{name}: {value!r} is not allowed; {', '.join(allowed)}")
-    return values
-
-
 def _check_rate(rate: float | None) -> None:
     if rate is not None and not 1e-6 <= rate <= 1e6:
         raise UsageError(f"--rate: {rate:g} is not allowed; arrivals per second from 1e-06 to 1e+06")
@@ -167,17 +161,20 @@ def _numbers(name: str, text: str) -> list[int]:
 
 
 def _run_all(
-    work: bench.Workload,
+    work: Workload,
     model_dir: Path,
     cases: list[ServiceOptions],
     repeat: int,
     rate: float | None,
     console: Console,
     steps: list[Step],
+    executors: dict[str, TorchExecutor],
 ) -> list[dict[str, Any]]:
-    """Every case once, then every case again …: noise of the machine falls on all alike."""
+    """Every case once, then every case again …: noise of the machine falls on all alike.
+
+    What `steps` and `executors` (by weights) hold at the end is for the caller.
+    """
     model = ModelConfig.read(model_dir)
-    executors: dict[str, TorchExecutor] = {}
     runs: list[list[dict[str, Any]]] = [[] for _ in cases]
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("replaying", total=repeat * len(cases))
@@ -186,81 +183,8 @@ def _run_all(
                 config = engine_config(model, case)
                 if case.weights not in executors:
                     executors[case.weights] = build_executor(model_dir, config, case)
-                progress.update(task, description=_name(case))
+                progress.update(task, description=bench_report.name(case))
                 run = bench.measure(work, config, executors[case.weights], rate, steps)
                 runs[at].append(bench.summary(run, work, percentile))
                 progress.advance(task)
-    return [_merge(case, group) for case, group in zip(cases, runs, strict=True)]
-
-
-def _write_law(
-    path: Path, steps: list[Step], model: ModelConfig, case: ServiceOptions, console: Console
-) -> dict[str, Any]:
-    """Fit the steps of all runs, write the law and tell its error."""
-    law = law_fit.fit(steps)
-    per_token = model.kv_bytes_per_token(KV_BYTES[case.weights])
-    try:
-        Measured(law, describe(), per_token, model.max_position_embeddings, case.weights).write(path)
-    except OSError as error:
-        raise UsageError(f"--law: {path}: {error.strerror}; the law is lost") from None
-    fit = law.fit
-    console.print(
-        f"\nLaw of a step: off by {fit.median:.1%} at the median and {fit.p95:.1%} at P95, on {fit.held_out} steps "
-        f"that it was not fitted to ({fit.steps} were). Written to {path}.",
-        highlight=False,
-    )
-    return {"file": path.name, "median": fit.median, "p95": fit.p95, "steps": fit.steps, "held_out": fit.held_out}
-
-
-def _name(case: ServiceOptions) -> str:
-    cache = "cache" if case.prefix_cache else "no cache"
-    return f"{case.weights} {case.mode} {case.max_num_seqs}, {cache}"
-
-
-def _merge(case: ServiceOptions, runs: list[dict[str, Any]]) -> dict[str, Any]:
-    rates = sorted(r["output_tokens_per_s"] for r in runs)
-    middle = min(runs, key=lambda r: abs(r["output_tokens_per_s"] - statistics.median(rates)))
-    return {
-        "case": _name(case),
-        "weights": case.weights,
-        "mode": case.mode,
-        "concurrency": case.max_num_seqs,
-        "prefix_cache": case.prefix_cache,
-        "max_num_batched_tokens": case.max_num_batched_tokens,
-        "device": case.device,
-        "output_tokens_per_s": {"median": statistics.median(rates), "min": rates[0], "max": rates[-1]},
-        "median_run": middle,
-        "runs": runs,
-    }
-
-
-PARTS = ("linear", "attention", "sampling", "other", "scheduling")
-
-
-def _rates(results: list[dict[str, Any]]) -> Table:
-    table = Table(title="Output tokens/s: median (min-max); latencies of the median run, P50/P99 in ms", box=None)
-    for name in ("case", "tokens/s", "req/s", "TTFT", "ITL", "peak MiB"):
-        table.add_column(name, justify="left" if name == "case" else "right", no_wrap=True)
-    for row in results:
-        rate, run = row["output_tokens_per_s"], row["median_run"]
-        table.add_row(
-            row["case"],
-            f"{rate['median']:.1f} ({rate['min']:.0f}-{rate['max']:.0f})",
-            f"{run['requests_per_s']:.2f}",
-            f"{run['ttft_ms']['p50']:.0f}/{run['ttft_ms']['p99']:.0f}",
-            f"{run['itl_ms']['p50']:.1f}/{run['itl_ms']['p99']:.1f}",
-            str(run["peak_rss_mib"]),
-        )
-    return table
-
-
-def _split(results: list[dict[str, Any]]) -> Table:
-    table = Table(title="Where a step's time goes, ms per step on average, and the scheduler's share", box=None)
-    for name in ("case", *PARTS, "share"):
-        table.add_column(name, justify="left" if name == "case" else "right", no_wrap=True)
-    for row in results:
-        split = row["median_run"]["step_ms"]
-        total = sum(split.values())
-        parts = [f"{split[p]:.2f}" if p in split else "-" for p in PARTS]
-        table.add_row(row["case"], *parts, f"{split['scheduling'] / total:.2%}")
-    return table
+    return [bench_report.merge(case, group) for case, group in zip(cases, runs, strict=True)]

@@ -13,7 +13,7 @@ from config_gen.spec import Targets
 from config_gen.spec import load as read_spec
 from decode.config import Policy
 from decode.executors.model_config import Precision
-from gapless import tiers
+from gapless import tiers, tiers_load
 from gapless.commands.loadtest import duration_option, find_prompts, pick_model
 from gapless.errors import UsageError
 from gapless.limits import options
@@ -50,11 +50,11 @@ def run(
     runs = tiers.Bench(repository, model, options(spec, model), prompts, duration, seed)
     chosen = choices("policies", policies, get_args(Policy))
     cases = product(
-        choices("weights", weights, get_args(Precision)), choices("scenario", scenario, get_args(tiers.Scenario))
+        choices("weights", weights, get_args(Precision)), choices("scenario", scenario, get_args(tiers_load.Scenario))
     )
     console = Console()
     console.print(f"{describe()}\nPrompts: {prompts.measure}", highlight=False, soft_wrap=True)
-    results = [tiers.measure(runs, w, s, load or tiers.LOADS[s], chosen, repeat, console) for w, s in cases]
+    results = [tiers.measure(runs, w, s, load or tiers_load.LOADS[s], chosen, repeat, console) for w, s in cases]
     write_json(json_file, {"machine": describe(), "sla": sla.name, "results": results})
     held = all(bar["held"] for found in results for bar in found["bars"])
     raise typer.Exit(0 if held and not any(found["no_verdict"] for found in results) else 1)

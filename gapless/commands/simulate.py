@@ -120,11 +120,7 @@ def measured(path: Path | None, service: ServiceOptions) -> Machine:
             f"with --weights {service.weights}"
         )
     pages = pages_in(service.kv_cache_memory, service.page_size, found.kv_bytes_per_token)
-    fit = found.law.fit
-    told = (
-        f"Steps cost what was measured on {found.machine}: off by {fit.median:.1%} at the median and {fit.p95:.1%} at "
-        f"P95, on {fit.held_out} steps that the law was not fitted to."
-    )
+    told = f"Steps cost what was measured on {found.machine}: {found.told()}"
     return Machine(found.law, service.engine_config(pages, found.max_model_len), told)
 
 
