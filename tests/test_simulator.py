@@ -20,7 +20,7 @@ from decode.clock import VirtualClock
 from decode.config import EngineConfig, TierConfig
 from decode.driver import Driver
 from decode.engine import Engine
-from decode.executors.cost_model import CostModelExecutor, Fit, FittedLaw, Measured
+from decode.executors.cost_model import CostModelExecutor, Fit, FittedLaw, Measured, RunError
 from decode.executors.gpu_cost import StepWork
 from decode.plan import Finished, StepResult, Submit, TokenOut
 from decode.simulator import GAP, Feed, Outcome, Recorder, Timed, simulate
@@ -278,9 +278,9 @@ def gapless(*words: str | Path) -> subprocess.CompletedProcess[str]:
 @pytest.fixture
 def quick(tmp_path: Path) -> Iterator[Path]:
     """A machine a hundred times as fast as any: nothing can be missed on it."""
-    Measured(
-        FittedLaw(1e5, (0,), (1e3,), 0, 0, 0, 0, 0, Fit(0.01, 0.02, 100, 25)), "a fast one", 46_080, 8192, "fp32"
-    ).write(tmp_path / "quick.json")
+    law = FittedLaw(1e5, (0,), (1e3,), 0, 0, 0, 0, 0, Fit(0.01, 0.02, 100, 25))
+    run = RunError(64, 0.03, 0.0, 0.0, 0.0)
+    Measured(law, run, "a fast one", 46_080, 8192, "fp32").write(tmp_path / "quick.json")
     yield tmp_path / "quick.json"
 
 
@@ -295,6 +295,7 @@ def test_a_promise_that_holds_ends_with_0_and_is_told_alike_to_people_and_machin
     assert int(found[3]) == told["machine"]["steps"]
     assert float(found[2]) == pytest.approx(told["machine"]["span_s"], abs=0.1)
     assert "off by 1.0% at the median and 2.0% at P95" in " ".join(done.stdout.split())
+    assert "A run of 64 requests, simulated with it: TTFT P50 +3.0%" in " ".join(done.stdout.split())
     assert told["classes"]["interactive"]["sent"] > 100
     assert set(told["classes"]) == {"interactive", "api"}
 
