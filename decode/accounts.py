@@ -19,6 +19,7 @@ class Accounts:
     def __init__(self, weights: Mapping[str, float]) -> None:
         self._weights = dict(weights)
         self._times = dict.fromkeys(weights, 0.0)
+        self.served = dict.fromkeys(weights, 0.0)  # weighted tokens; only grows
         self._floor = 0.0  # the least virtual time among tiers that waited when last looked at; never falls
 
     def time(self, tier: str) -> float:
@@ -31,6 +32,7 @@ class Accounts:
 
     def charge(self, tier: str, service: float) -> None:
         """The tier got `service` weighted tokens."""
+        self.served[tier] += service
         self._times[tier] += service / self._weights[tier]
 
     def settle(self, waiting: Collection[str]) -> None:

@@ -17,6 +17,7 @@ from decode.executors.torch_paged import TorchExecutor
 from decode.options import ServiceOptions
 from decode.service import Service
 from decode.text import Tokenizer
+from decode.warm_up import warm_up
 
 KV_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 2}  # per element; pages beside int8 weights hold fp16
 DEFAULT_SWAP = 4 * 2**30  # bytes of host memory beside a GPU
@@ -53,9 +54,10 @@ def build_executor(model_dir: Path, config: EngineConfig, options: ServiceOption
 def build_service(model_dir: Path, options: ServiceOptions) -> Service:
     """A running service. Raises ModelError or ConfigError, one line each."""
     config = engine_config(ModelConfig.read(model_dir), options)
-    tokenizer, engine = Tokenizer.load(model_dir), Engine(config)
+    tokenizer, executor = Tokenizer.load(model_dir), build_executor(model_dir, config, options)
+    engine = Engine(config, warm_up(executor, config))
     log = step_log.StepLog(engine, step_log.to_file(Path(options.step_log))) if options.step_log else None
-    return Service(engine, build_executor(model_dir, config, options), tokenizer, log)
+    return Service(engine, executor, tokenizer, log)
 
 
 def _swap_space(options: ServiceOptions) -> int:

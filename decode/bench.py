@@ -26,6 +26,7 @@ from decode.executors.scripted import ScriptedExecutor
 from decode.plan import Chunk, Event, Finished, Input, Rejected, Started, StepPlan, StepResult, Submit, TokenOut
 from decode.step_log import StepLog
 from decode.types import FinishReason, Request, SamplingParams
+from decode.warm_up import warm_up
 from decode.workload import Workload
 
 
@@ -117,7 +118,7 @@ def measure(
     `steps` takes what each step computed and its ns, overhead included. Raises RuntimeError when a request does not
     give exactly the tokens it was asked for.
     """
-    engine, sink = TimedEngine(config), _Events()
+    engine, sink = TimedEngine(config, warm_up(executor, config)), _Events()
     before = dict(executor.profile)
     _reset_peak_rss()
     begin = time.perf_counter()

@@ -14,6 +14,7 @@ from decode.kv_cache import KVCache
 from decode.plan import Cancel, Event, Finished, Input, Rejected, Started, StepPlan, StepResult, Submit, TokenOut
 from decode.scheduler import Scheduler
 from decode.sequence import Sequence
+from decode.step_time import Told
 from decode.types import FinishReason, RejectReason, Request, Usage
 
 
@@ -28,6 +29,7 @@ class Stats:
     pages_cached: int
     preemptions: int
     swaps: int  # preemptions that moved pages to host memory
+    service: dict[str, float]  # by tier, in weighted tokens
     prompt_tokens: int
     prefix_hit_tokens: int
     output_tokens: int
@@ -35,12 +37,17 @@ class Stats:
 
 
 class Engine:
-    """Continuous batching over a paged, prefix-shared KV cache."""
+    """Continuous batching over a paged, prefix-shared KV cache.
 
-    def __init__(self, config: EngineConfig) -> None:
+    `measured`: steps that were executed before, from which it learns what a step takes.
+    """
+
+    def __init__(self, config: EngineConfig, measured: Told = ()) -> None:
         self.config = config
         self.cache = KVCache(config.num_pages, config.page_size, config.prefix_cache, config.host_pages)
         self.scheduler = Scheduler(config, self.cache)
+        for work, elapsed in measured:
+            self.scheduler.times.learn(work, elapsed)
         self._tiers: dict[str, TierConfig] = {t.name: t for t in config.tiers}
         self._ranks = {t.name: 0 if config.policy == "fcfs" else rank for rank, t in enumerate(config.tiers)}
         self._eos = frozenset(config.eos_token_ids)
@@ -115,6 +122,7 @@ class Engine:
             pages_cached=self.cache.tree.unused,
             preemptions=self.scheduler.roster.preemptions,
             swaps=self.scheduler.roster.swaps,
+            service=dict(self.scheduler.accounts.served),
             prompt_tokens=self._prompt_tokens,
             prefix_hit_tokens=self._hit_tokens,
             output_tokens=self._output_tokens,

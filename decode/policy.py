@@ -10,8 +10,7 @@ from decode.config import EngineConfig
 from decode.sequence import Sequence
 from decode.step_time import StepTime, Work
 
-SPREAD = 3.0  # times the usual error of predictions that a step stays below an ITL target: about their P99
-LEAST_ERROR = 0.03  # that is reckoned with; the way to the client has its share of it
+WAY = 0.05  # of an ITL target, that the way to the client may add to a gap
 PATIENCE = 8  # steps of full budget that a tier may be owed before it stops waiting for gaps and for higher tiers
 
 
@@ -77,7 +76,7 @@ def stopped_by(config: EngineConfig, blocked: Sequence, owed: float) -> int:
 def itl_limit(decoding: Iterable[Sequence], times: StepTime) -> float | None:
     """Most ns that a step may take by prediction so that every sequence decoding in it keeps its ITL target."""
     targets = [s.tier.itl for s in decoding if s.tier.itl is not None]
-    return min(targets) / (1 + SPREAD * max(LEAST_ERROR, times.error)) if targets else None
+    return min(targets) * (1 - WAY) / times.late if targets else None
 
 
 def prompt_budget(config: EngineConfig, times: StepTime, work: Work, limit: float | None, context: int) -> int:

@@ -20,6 +20,7 @@ from decode.engine import Engine
 from decode.executors.cost_model import CostModelExecutor, Law
 from decode.plan import Event, Finished, Input, Rejected, StepPlan, StepResult, Submit, TokenOut
 from decode.types import FinishReason, Request
+from decode.warm_up import warm_up
 
 GAP = 1000  # ns: gaps between tokens are counted by the whole microsecond
 NEVER = float("inf")
@@ -238,13 +239,12 @@ def simulate(
     `duration` in ns: how long the load lasts; what is counted "in time" is up to then. Raises RuntimeError when a
     request does not end.
     """
-    clock, engine = VirtualClock(), Engine(config)
+    clock, executor = VirtualClock(), CostModelExecutor(law, config.swap_page_time)
+    engine = Engine(config, warm_up(executor, config))
     recorder = Recorder([tier.name for tier in config.tiers], duration)
     outcome = Outcome(recorder.tiers)
     watch = Watch(engine, outcome, observer)
-    driver = Driver(
-        engine, CostModelExecutor(law, config.swap_page_time), clock, Feed(requests, clock, recorder), recorder, watch
-    )
+    driver = Driver(engine, executor, clock, Feed(requests, clock, recorder), recorder, watch)
     with _uncollected():
         driver.run()
     if not engine.idle:

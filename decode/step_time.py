@@ -2,12 +2,13 @@
 
 t = a + b * prefill tokens + c * decoding sequences + d * tokens of context that decoding reads + e * prefill tokens
 times their context. Least squares on relative errors over the steps so far, older ones forgotten by and by, no
-coefficient below zero. A step far off (a page fault, a neighbour on the machine) counts only as far as steps usually
-are off. Must not know sequences or tiers.
+coefficient below zero. A step far off (a page fault, a neighbour on the machine) counts only as far as steps of its
+kind, with prompts or without, usually are off. Must not know sequences or tiers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import sqrt
 from typing import NamedTuple
 
@@ -18,7 +19,8 @@ TRUST = 1e-5  # of START, beside one step's 1
 OUTLIER = 3.0  # times the usual error that a step may be off and still count in full
 EAGER, SELDOM = 64, 8  # after so many steps the law is worked out only every so many: it moves slowly, solving costs
 LARGE = 1e100  # weight at which all sums are made small again
-SURE = 5  # steps before anything is taken for an outlier
+SURE = 16  # steps before anything is taken for an outlier
+RARE = 0.005  # share of steps with prompts that take longer than `late` says
 
 
 class Work(NamedTuple):
@@ -30,10 +32,13 @@ class Work(NamedTuple):
     prefill_context: int  # for each chunk of a prompt: its tokens times the positions they attend to
 
 
+Told = Sequence[tuple[Work, int]]  # steps that were executed: what each computed, and its ns
+
+
 class StepTime:
     """Predicts ns per step. Deterministic: the same steps in the same order give the same predictions.
 
-    `error` is how far off a step usually is, as a share of its prediction.
+    `late`: all but RARE of the steps with prompts take at most so many times their prediction.
     """
 
     def __init__(self) -> None:
@@ -43,7 +48,11 @@ class StepTime:
         self._products = [[0.0] * 5 for _ in range(5)]  # on and above the diagonal
         self._answers = [0.0] * 5
         self._weight = 1.0
-        self.error = 0.05
+        self.late = 1.2
+        self._errors = [
+            0.05,
+            0.05,
+        ]  # how far off a step usually is, as a share of its prediction: without prompts, with
 
     def predict(self, work: Work) -> float:
         """ns; never below 0."""
@@ -53,12 +62,15 @@ class StepTime:
         """Take in a step that took `elapsed` ns."""
         x = _features(work)
         expected = max(_cost(self._law, x), 1e3)
-        share = abs(elapsed / expected - 1)
         if self.steps >= SURE:
-            usual = max(self.error, 0.01)
+            kind = work.prefill_tokens > 0
+            usual = max(self._errors[kind], 0.01)
+            ratio = elapsed / expected
+            if kind:  # a quantile, followed: up by what steps are off when it was passed, down a little when not
+                self.late = max(1.0, self.late + usual * (1 - RARE if ratio > self.late else -RARE))
+            self._errors[kind] += 0.05 * (min(abs(ratio - 1), 4 * usual) - self._errors[kind])
             bound = OUTLIER * usual * expected
             elapsed = int(min(expected + bound, max(expected - bound, elapsed)))
-            self.error += 0.05 * (min(share, 4 * usual) - self.error)
         y = max(elapsed / 1e6, 1e-3)
         weight = self._weight
         known = [(i, value / y) for i, value in enumerate(x) if value]

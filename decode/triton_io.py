@@ -138,7 +138,7 @@ class Publisher:
             m.name: pb_utils.MetricFamily(name=m.name, description=m.help, kind=kinds[m.kind]) for m in metrics.METRICS
         }
         self._series: dict[tuple[str, ...], Any] = {}
-        self._counts: dict[str, int] = {}
+        self._counts: dict[tuple[str, ...], float] = {}
         self._ended: queue.SimpleQueue[tuple[str, Output]] = queue.SimpleQueue()
 
     def observe(self, tier: str, output: Output) -> None:
@@ -160,13 +160,18 @@ class Publisher:
         self._count(metrics.OUTPUT_TOKENS, stats.output_tokens)
         steps = self._count(metrics.STEPS, stats.steps)
         self._count(metrics.PREEMPTIONS, stats.preemptions)
+        self._count(metrics.SWAPS, stats.swaps)
+        for tier, amount in stats.service.items():
+            self._count(metrics.SERVICE, amount, tier)
         while not self._ended.empty():
-            self._request_ended(*self._ended.get())
-        return steps
+            tier, output = self._ended.get()
+            # A client may name any tier: what does not exist must not make series without end.
+            self._request_ended(tier if tier in stats.service else "", output)
+        return int(steps)
 
     def _request_ended(self, tier: str, output: Output) -> None:
         if output.reject is not None:
-            self._of(metrics.REJECTS, output.reject).increment(1)
+            self._of(metrics.REJECTS, tier, output.reject).increment(1)
             return
         self._of(metrics.FINISHED, tier, str(output.finish_reason)).increment(1)
         for metric, value in ((metrics.QUEUE, output.queue), (metrics.TTFT, output.ttft), (metrics.E2E, output.e2e)):
@@ -175,10 +180,11 @@ class Publisher:
         for gap in output.itl:
             self._of(metrics.ITL, tier).observe(gap / 1e9)
 
-    def _count(self, metric: metrics.Metric, total: int) -> int:
-        more = total - self._counts.get(metric.name, 0)
-        self._of(metric).increment(float(more))
-        self._counts[metric.name] = total
+    def _count(self, metric: metrics.Metric, total: float, *values: str) -> float:
+        key = (metric.name, *values)
+        more = total - self._counts.get(key, 0)
+        self._of(metric, *values).increment(float(more))
+        self._counts[key] = total
         return more
 
     def _of(self, metric: metrics.Metric, *values: str) -> Any:

@@ -142,16 +142,22 @@ def under(bench: Bench, weights: str, policy: str, traffic: Mapping[str, LlmTraf
 
 
 def compare(bench: Bench, predictor: Predictor, traffic: Mapping[str, LlmTraffic], runs: tiers_report.Round) -> None:
-    """Add to each run what the simulator says of it, knowing the steps of all others."""
+    """Add to each run what the simulator says of it, knowing the steps of all others, or those of the run itself.
+
+    The first predicts; the second tells how far only the scheduling is off, for a shared machine is now fast, now slow.
+    """
     steps = {policy: step_log.read(Path(found["options"]["step_log"])) for policy, found in runs.items()}
     planned = schedule(traffic, bench.duration, 1.0, bench.seed, bench.prompts, bench.model.max_model_len)
     for policy, found in runs.items():
         others = [step for other, taken in steps.items() if other != policy for step in taken]
-        knowing = predictor.knowing(others)
-        classes = knowing.classes(found["options"], planned, bench.duration, list(traffic))
-        simulated = told_of(classes, bench.model)
-        simulated |= {"errors": errors(simulated, found), "steps": knowing.step_error(steps[policy])}
-        found["simulated"] = simulated
+        known = {"others": [*predictor.steps, *others], "own": steps[policy]}
+        found["simulated"] = {}
+        for source, taken in known.items():
+            knowing = replace(predictor, steps=taken)
+            classes = knowing.classes(found["options"], planned, bench.duration, list(traffic))
+            simulated = told_of(classes, bench.model)
+            simulated |= {"errors": errors(simulated, found), "steps": knowing.step_error(steps[policy])}
+            found["simulated"][source] = simulated
 
 
 def told_of(classes: Sequence[ClassSummary], model: LlmModel) -> dict[str, Any]:

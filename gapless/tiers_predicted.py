@@ -1,7 +1,6 @@
 """What the simulator says a run of `bench tiers` should have given, and how far it was off.
 
-The law of a run's steps comes from the steps of all other runs, and what lies between client and engine from a light
-load. Must not know servers or tables.
+What lies between client and engine comes from a light load. Must not know servers or tables.
 """
 
 from __future__ import annotations
@@ -27,15 +26,11 @@ from loadtest.verdict import ClassSummary, Latency
 
 @dataclass(frozen=True)
 class Predictor:
-    """The model in `folder`, steps of other runs, and `way`: ns that a first token needs beside the engine."""
+    """The model in `folder`, steps to learn from, and `way`: ns that a first token needs beside the engine."""
 
     folder: Path
     steps: Sequence[Step]
     way: float = 0.0
-
-    def knowing(self, steps: Sequence[Step]) -> Predictor:
-        """The same with more steps."""
-        return replace(self, steps=[*self.steps, *steps])
 
     def learning_way(
         self, options: Mapping[str, str], planned: Sequence[Planned], samples: Sequence[Sample]

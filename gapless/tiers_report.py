@@ -8,6 +8,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Any, Literal
 
 from rich.table import Table
@@ -117,18 +118,18 @@ def _spread(found: list[dict[str, float | None]]) -> str:
 
 
 def predictions(rounds: Sequence[Round]) -> Table:
-    """How far the simulator was off in each run: medians over the rounds."""
+    """How far the simulator was off in each run, with a law of the other runs' steps or of its own: medians."""
     columns = ("TTFT P50", "TTFT P99", "E2E P50", "E2E P99", "tokens/s", "step P50/P95")
     shown = Table(title="Simulated over measured", title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for name in ("policy", "tier", *columns):
-        shown.add_column(name, justify="left" if name in ("policy", "tier") else "right")
-    for policy in rounds[0]:
-        runs = [r[policy]["simulated"] for r in rounds]
+    for name in ("policy", "law of", "tier", *columns):
+        shown.add_column(name, justify="left" if name in ("policy", "law of", "tier") else "right", no_wrap=True)
+    for policy, law in product(rounds[0], ("others", "own")):
+        runs = [r[policy]["simulated"][law] for r in rounds]
         for tier in runs[0]["errors"]:
             of = [run["errors"][tier] for run in runs]
             cells = [_share([e.get(name.lower()) for e in of]) for name in columns[:-1]]
             steps = [f"{_median(run['steps'][q] for run in runs):.1%}" for q in ("median", "p95")]
-            shown.add_row(policy, tier, *cells, "/".join(steps) if tier == "all" else "")
+            shown.add_row(policy, law, tier, *cells, "/".join(steps) if tier == "all" else "")
     return shown
 
 

@@ -38,7 +38,13 @@ PROMPT_TOKENS = Metric("gapless_prompt_tokens_total", "Prompt tokens of requests
 OUTPUT_TOKENS = Metric("gapless_output_tokens_total", "Tokens drawn", "counter")
 STEPS = Metric("gapless_steps_total", "Steps executed", "counter")
 PREEMPTIONS = Metric("gapless_preemptions_total", "Requests that lost their pages and were queued again", "counter")
-REJECTS = Metric("gapless_rejects_total", "Requests refused", "counter", ("reason",))
+SWAPS = Metric("gapless_swaps_total", "Preemptions that saved the pages in host memory", "counter")
+SERVICE = Metric(
+    "gapless_service_total", "Prompt and output tokens computed, times cost: what weights share", "counter", ("tier",)
+)
+REJECTS = Metric(
+    "gapless_rejects_total", "Requests refused; tier is empty where it does not exist", "counter", ("tier", "reason")
+)
 FINISHED = Metric("gapless_finished_total", "Accepted requests that ended", "counter", ("tier", "reason"))
 TTFT = Metric("gapless_ttft_seconds", "Arrival to first token", "histogram", ("tier",), _WAITS)
 ITL = Metric("gapless_itl_seconds", "Gap between two tokens of a request", "histogram", ("tier",), _GAPS)
@@ -57,6 +63,8 @@ METRICS = (
     OUTPUT_TOKENS,
     STEPS,
     PREEMPTIONS,
+    SWAPS,
+    SERVICE,
     REJECTS,
     FINISHED,
     TTFT,

@@ -124,9 +124,9 @@ def test_predictions_are_compared_tier_by_tier() -> None:
     assert found["i"]["e2e p50"] is None and found["all"]["tokens/s"] == pytest.approx(-0.1)
     assert errors(run(None, 0.0), run(40.0, 100.0))["i"]["ttft p50"] is None
     said = {"errors": found, "steps": {"median": 0.021, "p95": 0.15, "steps": 9}}
-    table = predictions([{"fcfs": {"simulated": said}}])
+    table = predictions([{"fcfs": {"simulated": {"others": said, "own": said}}}])
     cells = [list(column.cells) for column in table.columns]
-    assert [column[0] for column in cells] == ["fcfs", "i", "+10.0%", "+0.0%", "-", "-", "-10.0%", ""]
+    assert [column[0] for column in cells] == ["fcfs", "others", "i", "+10.0%", "+0.0%", "-", "-", "-10.0%", ""]
     assert cells[-1][1] == "2.1%/15.0%"
 
 
@@ -174,11 +174,12 @@ def test_a_short_run_on_the_real_server(
         assert {t: (n["ok"], n["rejected"], n["failed"]) for t, n in found["tiers"].items()} == {
             t: (n["sent"], 0, 0) for t, n in found["tiers"].items()
         }
-        simulated = found["simulated"]
+        simulated = found["simulated"]["others"]
         assert simulated["tiers"]["batch"]["sent"] == found["tiers"]["batch"]["sent"]
         # The server counts them now and then, and the log has none before a pause.
         assert simulated["steps"]["steps"] == pytest.approx(found["server"]["gapless_steps_total"], rel=0.5)
         assert simulated["steps"]["median"] < 1  # of the machine's noise, not another law's
+        assert found["simulated"]["own"]["steps"]["steps"] == simulated["steps"]["steps"]
         assert len((tmp_path / f"out/bench/tiers/fp32-mixed-{policy}-0.jsonl").read_text().splitlines()) == sum(
             n["sent"] for n in found["tiers"].values()
         )

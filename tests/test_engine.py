@@ -524,6 +524,7 @@ def test_stats_count_what_happened() -> None:
         pages_cached=0,
         preemptions=0,
         swaps=0,
+        service={"default": 7.0, "other": 0.0},  # six tokens of a, and the one of b that is not shared
         prompt_tokens=11,
         prefix_hit_tokens=4,
         output_tokens=2,

@@ -27,4 +27,7 @@ def test_each_round_serves_more_than_the_one_before(tmp_path: Path) -> None:
     assert continuous["served"] > 5 * serial["served"]
     assert cached["served"] > continuous["served"]
     assert tiers["interactive_p99"] <= cached["interactive_p99"]
+    # 6.7 billion parameters of two bytes are 13.5 of its 80 GB; pages may fill it up to nine tenths.
+    assert all(13.5 / 80 < one["memory_peak"] <= 0.9 for one in (serial, continuous, cached, tiers))
+    assert serial["memory_peak"] < continuous["memory_peak"]
     assert "measured operators" in done.stdout

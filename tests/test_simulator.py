@@ -26,6 +26,7 @@ from decode.plan import Finished, StepResult, Submit, TokenOut
 from decode.simulator import GAP, Feed, Outcome, Recorder, Timed, simulate
 from decode.trace import Trace
 from decode.types import Request, SamplingParams
+from decode.warm_up import ROUNDS, warm_up
 from gapless.simulation import Counted, Load, requests, summarize
 from gapless.simulation import run as run_load
 from loadtest.arrivals import arrivals, schedule
@@ -258,9 +259,16 @@ def test_the_seed_fixes_everything() -> None:
 
 
 def test_a_law_that_raises_fails_the_requests_and_not_the_run() -> None:
+    warm = len(warm_up(CostModelExecutor(Machine()), CONFIG)) * ROUNDS // (ROUNDS - 1)
+
     class Broken(Machine):
+        steps = 0
+
         def step(self, work: StepWork) -> float:
-            raise ZeroDivisionError("no law for this")
+            self.steps += 1
+            if self.steps > warm:
+                raise ZeroDivisionError("no law for this")
+            return super().step(work)
 
     records = simulate(CONFIG, Broken(), timed(3, 5), SECOND).tiers.values()
     assert sum(r.failed for r in records) == 3

@@ -98,6 +98,7 @@ def test_long_run_shares_are_those_of_the_weights() -> None:
         bench.step()
     got = service(bench)
     assert got["a"] / got["b"] == pytest.approx(3, rel=0.1)
+    assert bench.engine.stats().service == got
 
 
 def test_idle_time_cannot_be_banked() -> None:

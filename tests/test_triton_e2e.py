@@ -96,11 +96,13 @@ def test_every_declared_metric_is_published(serving: Serving) -> None:
     from observe.metrics import METRICS
 
     serving.post("generate", {"text_input": ""})
-    wait_for(lambda: serving.metric("gapless_rejects_total", reason="invalid") >= 1)
+    serving.post("generate", {"text_input": "x", "tier": "vip"})
+    wait_for(lambda: serving.metric("gapless_rejects_total", tier="default", reason="invalid") >= 1)
+    wait_for(lambda: serving.metric("gapless_rejects_total", tier="", reason="invalid") >= 1)
     for metric in METRICS:
         suffix = "_count" if metric.kind == "histogram" else ""
         labels = {"tier": "default"} if "tier" in metric.labels else {}
-        zero = {"gapless_running", "gapless_waiting", "gapless_pages_used", "gapless_preemptions_total"}
+        zero = {f"gapless_{name}" for name in ("running", "waiting", "pages_used", "preemptions_total", "swaps_total")}
         assert serving.metric(metric.name + suffix, **labels) > 0 or metric.name in zero, metric.name
 
 

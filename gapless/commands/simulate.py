@@ -16,7 +16,7 @@ from rich.progress import Progress
 from config_gen.spec import LlmModel, Spec, load
 from decode.config import EngineConfig, Policy, pages_in
 from decode.executors.cost_model import Law, Measured
-from decode.executors.gpu_cost import GpuLaw, ModelShape, gpu_table
+from decode.executors.gpu_cost import GpuLaw, GpuMemory, ModelShape, gpu_table
 from decode.executors.model_config import ModelConfig
 from decode.options import ServiceOptions
 from gapless import rounds as case
@@ -35,6 +35,7 @@ class Machine:
     law: Law
     config: EngineConfig
     told: str
+    memory: GpuMemory | None = None  # of a GPU
 
 
 def run(
@@ -63,7 +64,7 @@ def run(
     traffic = simulation.Load(name, declared, duration, rate_scale, seed)
     if rounds:
         with share_bar("Simulating") as seen:
-            found = case.run(traffic, machine.config, machine.law, seen)
+            found = case.run(traffic, machine.config, machine.law, machine.memory, seen)
         Console().print(case.table(found), machine.told, sep="\n\n", highlight=False)
         write_json(json_file, case.as_json(found))
         return
@@ -133,4 +134,4 @@ def modelled(gpu: str, model_dir: Path, service: ServiceOptions) -> Machine:
     pages = pages_in(room, service.page_size, memory.kv_per_token)
     how = "estimated from the datasheet" if table.raw["estimated"] else "put together from measured operators"
     told = f"Steps of a {table.name} are {how}; what the host needs between steps is not in them."
-    return Machine(law, service.engine_config(pages, model.max_position_embeddings), told)
+    return Machine(law, service.engine_config(pages, model.max_position_embeddings), told, memory)
