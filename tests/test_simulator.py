@@ -44,12 +44,16 @@ CONFIG = EngineConfig(num_pages=300, max_num_seqs=8, max_num_batched_tokens=64, 
 class Machine:
     """A law: 10 ms, 0.1 ms a token, 1 us a context token."""
 
+    spread = ()
+
     def step(self, work: StepWork) -> float:
         return 10 * MS + 1e5 * (work.prefill_tokens + work.decodes) + 1e3 * work.context_tokens
 
 
 class Fixed:
     """A law: every step takes as long."""
+
+    spread = ()
 
     def __init__(self, ns: int) -> None:
         self.ns = ns

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from random import Random
 from typing import Any, NamedTuple, Protocol
 
 from decode.executors.gpu_cost import StepWork
 from decode.plan import StepPlan, StepResult, Swap
 
 FORMAT = 1  # of the file
+PAUSE = 10.0  # times its prediction: what a step took beyond that was a pause of the machine
 # Costs besides those of tokens, in the order in which StepWork counts what they are of.
 OTHERS = ("prefill", "prefill_context", "decode", "context", "draw")
 
@@ -31,6 +34,11 @@ class LawError(ValueError):
 
 class Law(Protocol):
     """What a step costs."""
+
+    @property
+    def spread(self) -> Sequence[float]:
+        """Factors of a prediction that steps really take, each as likely as the next; none = it is exact."""
+        ...
 
     def step(self, work: StepWork) -> float:
         """Predicted ns of a step that computes `work`, with all that happens until the next one can be planned."""
@@ -57,17 +65,22 @@ def work_of(plan: StepPlan) -> StepWork:
 class CostModelExecutor:
     """Executes nothing: a step takes what `law` says, in whole nanoseconds, at least one.
 
-    Pages that it moves to the host or back take `swap_page_time` ns each on top.
+    Times a factor of its spread, drawn for every step, the same ones in every run. Pages that it moves to the host or
+    back take `swap_page_time` ns each on top.
     """
 
     def __init__(self, law: Law, swap_page_time: int = 0) -> None:
         self.law = law
         self.profile: dict[str, float] = {}
         self._swap_page_time = swap_page_time
+        self._spread = law.spread
+        self._random = Random(0)
 
     def execute(self, plan: StepPlan) -> StepResult:
         tokens = tuple([None if c.draw is None else c.draw.position for c in plan.chunks])
         elapsed = self.law.step(work_of(plan))
+        if self._spread:
+            elapsed *= self._spread[int(self._random.random() * len(self._spread))]
         if plan.copies:
             elapsed += self._swap_page_time * sum(isinstance(copy, Swap) for copy in plan.copies)
         return StepResult(tokens, max(1, round(elapsed)))
@@ -109,6 +122,7 @@ class FittedLaw:
     context: float
     draw: float
     fit: Fit
+    spread: tuple[float, ...] = ()  # quantiles of measured over predicted, each as likely as the next
 
     def __post_init__(self) -> None:
         at, found = self.base, []
@@ -175,10 +189,13 @@ def _from_json(raw: dict[str, Any]) -> Measured:
     knots, slopes = tuple(map(int, law["knots"])), tuple(map(float, law["slopes"]))
     if not knots or knots[0] != 0 or list(knots) != sorted(set(knots)) or len(slopes) != len(knots):
         raise ValueError("knots must ascend from 0, with one slope for each")
+    spread = tuple(map(float, law["spread"]))
+    if any(not 0 < factor < PAUSE * 10 for factor in spread):
+        raise ValueError(f"a factor of spread is not between 0 and {PAUSE * 10:g}")
     numbers = {name: float(law[name]) for name in ("base", *OTHERS)}
     if min(*slopes, *numbers.values()) < 0 or sum(slopes) + sum(numbers.values()) <= 0:
         raise ValueError("a cost is below 0, or all are 0")
-    fitted = FittedLaw(**numbers, knots=knots, slopes=slopes, fit=Fit(**law["fit"]))
+    fitted = FittedLaw(**numbers, knots=knots, slopes=slopes, fit=Fit(**law["fit"]), spread=spread)
     told = raw["run"]
     run = RunError(int(told["requests"]), *(float(told[name]) for name in RunError._fields[1:]))
     return Measured(

@@ -95,6 +95,8 @@ def prefill_ns(prefill: Grid, decode: Grid, chunks: int, tokens: int, context: f
 class GpuLaw:
     """Predicts ns per step of one model on one GPU. Grows with tokens, sequences and context."""
 
+    spread: tuple[float, ...] = ()  # nobody measured whole steps
+
     def __init__(self, table: GpuTable, model: ModelShape, precision: str = "fp16") -> None:
         """Raises GpuError for a precision without measurements. The head is never quantized."""
         self.table, self.model, self.precision = table, model, precision

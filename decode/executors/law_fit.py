@@ -6,18 +6,19 @@ Must not know where the steps come from.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from decode.executors.cost_model import OTHERS, Fit, FittedLaw, Step
+from decode.executors.cost_model import OTHERS, PAUSE, Fit, FittedLaw, Step
 
 HELD_OUT = 5  # every fifth step is kept for the error
 LEAST = 20  # steps with a number of tokens within a piece, or the piece is joined to the one before
 CLIP = 3.0  # times the median error that a step may be off and still count in full
 PASSES = 5
-PAUSE = 10.0  # times its prediction: what a step took beyond that was a pause of the machine
+QUANTILES = 100  # of measured over predicted, that a law keeps
 
 Floats = npt.NDArray[np.float64]
 
@@ -40,9 +41,11 @@ def fit(steps: Sequence[Step]) -> FittedLaw:
     # A queue waits for slow steps as well: together, steps are to take what they took.
     predicted = rows @ theta
     theta *= np.minimum(taken, PAUSE * predicted).sum() / predicted.sum()
-    law = _law(knots, theta, Fit(0.0, 0.0, len(seen), len(kept)))
+    off = np.minimum(taken / (rows @ theta), PAUSE)
+    spread = tuple(np.quantile(off, (np.arange(QUANTILES) + 0.5) / QUANTILES).tolist())
+    law = _law(knots, theta, Fit(0.0, 0.0, len(seen), len(kept)), spread)
     median, p95 = errors(law, kept)
-    return _law(knots, theta, Fit(median, p95, len(seen), len(kept)))
+    return replace(law, fit=law.fit._replace(median=median, p95=p95))
 
 
 def errors(law: FittedLaw, steps: Sequence[Step]) -> tuple[float, float]:
@@ -96,9 +99,14 @@ def _not_negative(rows: Floats, wanted: Floats) -> Floats:
     return theta
 
 
-def _law(knots: tuple[int, ...], theta: Floats, told: Fit) -> FittedLaw:
+def _law(knots: tuple[int, ...], theta: Floats, told: Fit, spread: tuple[float, ...]) -> FittedLaw:
     values = [float(value) for value in theta]
     slopes, others = values[1 : 1 + len(knots)], values[1 + len(knots) :]
     return FittedLaw(
-        base=values[0], knots=knots, slopes=tuple(slopes), fit=told, **dict(zip(OTHERS, others, strict=True))
+        base=values[0],
+        knots=knots,
+        slopes=tuple(slopes),
+        fit=told,
+        spread=spread,
+        **dict(zip(OTHERS, others, strict=True)),
     )
