@@ -14,7 +14,7 @@ from decode.kv_cache import KVCache
 from decode.plan import Cancel, Event, Finished, Input, Rejected, Started, StepPlan, StepResult, Submit, TokenOut
 from decode.scheduler import Scheduler
 from decode.sequence import Sequence
-from decode.step_time import Told
+from decode.step_time import Executed
 from decode.types import FinishReason, RejectReason, Request, Usage
 
 
@@ -42,7 +42,7 @@ class Engine:
     `measured`: steps that were executed before, from which it learns what a step takes.
     """
 
-    def __init__(self, config: EngineConfig, measured: Told = ()) -> None:
+    def __init__(self, config: EngineConfig, measured: Executed = ()) -> None:
         self.config = config
         self.cache = KVCache(config.num_pages, config.page_size, config.prefix_cache, config.host_pages)
         self.scheduler = Scheduler(config, self.cache)

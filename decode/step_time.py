@@ -32,7 +32,7 @@ class Work(NamedTuple):
     prefill_context: int  # for each chunk of a prompt: its tokens times the positions they attend to
 
 
-Told = Sequence[tuple[Work, int]]  # steps that were executed: what each computed, and its ns
+Executed = Sequence[tuple[Work, int]]  # steps that were executed: what each computed, and its ns
 
 
 class StepTime:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from decode.config import EngineConfig
 from decode.executors.base import Executor
 from decode.plan import Chunk, Draw, StepPlan
-from decode.step_time import Told, Work
+from decode.step_time import Executed, Work
 from decode.types import SamplingParams
 
 CONTEXT = 256  # positions that a decoding sequence attends to, at most
@@ -18,7 +18,7 @@ ROUNDS = 3  # of all plans; the first, in which code is compiled, is not told
 GREEDY = SamplingParams(max_tokens=1, temperature=0, seed=0)
 
 
-def warm_up(executor: Executor, config: EngineConfig) -> Told:
+def warm_up(executor: Executor, config: EngineConfig) -> Executed:
     """Execute the plans; what each computed, and its ns."""
     told: list[tuple[Work, int]] = []
     for at in range(ROUNDS):
