@@ -10,6 +10,7 @@ import json
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from math import isfinite
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple, Protocol
@@ -185,19 +186,42 @@ class Measured:
 def _from_json(raw: dict[str, Any]) -> Measured:
     if raw["format"] != FORMAT:
         raise ValueError(f"format {raw['format']!r}, and {FORMAT} is allowed")
-    law = raw["law"]
-    knots, slopes = tuple(map(int, law["knots"])), tuple(map(float, law["slopes"]))
+    law, told = raw["law"], raw["run"]
+    knots, slopes = tuple(_count("knots", n, 0) for n in law["knots"]), tuple(_cost(n) for n in law["slopes"])
     if not knots or knots[0] != 0 or list(knots) != sorted(set(knots)) or len(slopes) != len(knots):
         raise ValueError("knots must ascend from 0, with one slope for each")
     spread = tuple(map(float, law["spread"]))
     if any(not 0 < factor < PAUSE * 10 for factor in spread):
         raise ValueError(f"a factor of spread is not between 0 and {PAUSE * 10:g}")
-    numbers = {name: float(law[name]) for name in ("base", *OTHERS)}
-    if min(*slopes, *numbers.values()) < 0 or sum(slopes) + sum(numbers.values()) <= 0:
-        raise ValueError("a cost is below 0, or all are 0")
-    fitted = FittedLaw(**numbers, knots=knots, slopes=slopes, fit=Fit(**law["fit"]), spread=spread)
-    told = raw["run"]
-    run = RunError(int(told["requests"]), *(float(told[name]) for name in RunError._fields[1:]))
+    numbers = {name: _cost(law[name]) for name in ("base", *OTHERS)}
+    if sum(slopes) + sum(numbers.values()) == 0:
+        raise ValueError("all costs are 0")
+    off = law["fit"]
+    fit = Fit(_error(off["median"]), _error(off["p95"]), int(off["steps"]), int(off["held_out"]))
     return Measured(
-        fitted, run, str(raw["machine"]), int(raw["kv_bytes_per_token"]), int(raw["max_model_len"]), str(raw["weights"])
+        FittedLaw(**numbers, knots=knots, slopes=slopes, fit=fit, spread=spread),
+        RunError(_count("requests", told["requests"], 1), *(_error(told[name]) for name in RunError._fields[1:])),
+        str(raw["machine"]),
+        _count("kv_bytes_per_token", raw["kv_bytes_per_token"], 1),
+        _count("max_model_len", raw["max_model_len"], 1),
+        str(raw["weights"]),
     )
+
+
+def _count(name: str, value: Any, least: int) -> int:
+    if not isinstance(value, int) or value < least:
+        raise ValueError(f"{name}: {value!r} is not allowed; a whole number >= {least}")
+    return value
+
+
+def _cost(value: Any) -> float:
+    """ns; NaN is in no range."""
+    if not 0 <= float(value) < 1e15:
+        raise ValueError(f"a cost of {value!r} ns is not allowed; from 0 to 1e15")
+    return float(value)
+
+
+def _error(value: Any) -> float:
+    if not isfinite(float(value)):
+        raise ValueError(f"an error of {value!r} is not allowed; a finite number")
+    return float(value)
