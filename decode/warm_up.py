@@ -13,7 +13,7 @@ from decode.plan import Chunk, Draw, StepPlan
 from decode.step_time import Executed, Work
 from decode.types import SamplingParams
 
-CONTEXT = 256  # positions that a decoding sequence attends to, at most
+CONTEXT = 256  # positions that a decoding sequence attends to, at most; a chunk behind a context starts at twice that
 ROUNDS = 3  # of all plans; the first, in which code is compiled, is not told
 GREEDY = SamplingParams(max_tokens=1, temperature=0, seed=0)
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from decode.assembly import engine_config
 from decode.executors import law_fit
-from decode.executors.cost_model import Step
+from decode.executors.cost_model import FittedLaw, Step
 from decode.executors.model_config import ModelConfig
 from decode.options import ServiceOptions
 from decode.simulator import Outcome, simulate
@@ -32,6 +33,11 @@ class Predictor:
     steps: Sequence[Step]
     way: float = 0.0
 
+    @cached_property
+    def law(self) -> FittedLaw:
+        """Fitted to the steps. Raises FitError when they are too few."""
+        return law_fit.fit(self.steps)
+
     def learning_way(
         self, options: Mapping[str, str], planned: Sequence[Planned], samples: Sequence[Sample]
     ) -> Predictor:
@@ -49,7 +55,7 @@ class Predictor:
 
     def step_error(self, steps: Sequence[Step]) -> dict[str, float]:
         """Relative error of the law on the steps of a run, and how many there were."""
-        off, p95 = law_fit.errors(law_fit.fit(self.steps), steps)
+        off, p95 = law_fit.errors(self.law, steps)
         return {"median": off, "p95": p95, "steps": len(steps)}
 
     def _simulate(self, options: Mapping[str, str], planned: Sequence[Planned], duration: int) -> Outcome:
@@ -59,10 +65,10 @@ class Predictor:
             (request.at, Request(request.id, tokenizer.encode_chat(request.messages), _greedy(request), request.tier))
             for request in planned
         ]
-        return simulate(config, law_fit.fit(self.steps), timed, duration)
+        return simulate(config, self.law, timed, duration)
 
     def _seen(self, found: ClassSummary) -> ClassSummary:
-        """By a client."""
+        """As a client sees it: `way` ns later."""
         latencies = {
             name: Latency([value + self.way for value in latency.samples]) if name in ("ttft", "e2e") else latency
             for name, latency in found.latencies.items()

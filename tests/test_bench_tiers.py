@@ -178,8 +178,7 @@ def test_a_short_run_on_the_real_server(
         assert simulated["tiers"]["batch"]["sent"] == found["tiers"]["batch"]["sent"]
         # The server counts them now and then, and the log has none before a pause.
         assert simulated["steps"]["steps"] == pytest.approx(found["server"]["gapless_steps_total"], rel=0.5)
-        assert simulated["steps"]["median"] < 1  # of the machine's noise, not another law's
-        assert found["simulated"]["own"]["steps"]["steps"] == simulated["steps"]["steps"]
+        assert found["simulated"]["own"]["tiers"]["batch"]["sent"] == found["tiers"]["batch"]["sent"]
         assert len((tmp_path / f"out/bench/tiers/fp32-mixed-{policy}-0.jsonl").read_text().splitlines()) == sum(
             n["sent"] for n in found["tiers"].values()
         )

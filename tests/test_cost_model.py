@@ -197,7 +197,7 @@ def broken(**changes: Any) -> str:
         (broken(run=OFF._asdict() | {"e2e_p99": float("nan")}), "an error of nan is not allowed; a finite number"),
         (broken(kv_bytes_per_token=0), "kv_bytes_per_token: 0 is not allowed; a whole number >= 1"),
         (broken(law={"base": "much"}), "could not convert string to float"),
-        (broken(law={"spread": [1.0, -1.0]}), "a factor of spread is not between 0 and 100"),
+        (broken(law={"spread": [1.0, -1.0]}), "a factor of spread is not above 0 and at most 10"),
         (broken(run={"requests": 3}), "holds no law (KeyError: 'ttft_p50')"),
     ],
 )

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from decode.step_time import StepTime, Work
+from decode.step_time import RARE, StepTime, Work
 
 A, B, C, D, E = 3e6, 8e4, 2e5, 400.0, 20.0  # ns: the law of the machine
 
@@ -65,3 +65,18 @@ def test_a_prompt_is_cut_to_what_fits() -> None:
         assert grown == pytest.approx(limit, rel=0.05)
     assert model.prefill_within(1e6, work, 100, 10_000) == 0
     assert model.prefill_within(1e12, work, 100, 256) == 256
+
+
+def test_few_steps_with_prompts_are_later_than_it_says() -> None:
+    """RARE of them, whatever the tail: here one in twenty takes half as long again, and one in two hundred twice."""
+    draw, model, late, seen = random.Random(6), trained(100), 0, 0
+    for _ in range(6000):
+        work = some_work(draw)
+        chance = draw.random()
+        elapsed = int(truth(work) * (2.0 if chance < 0.005 else 1.5 if chance < 0.05 else draw.gauss(1, 0.03)))
+        if work.prefill_tokens:
+            seen += 1
+            late += elapsed > model.late * model.predict(work)
+        model.learn(work, elapsed)
+    assert RARE / 2 < late / seen < 3 * RARE
+    assert 1.3 < model.late < 2.5

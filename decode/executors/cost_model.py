@@ -191,8 +191,8 @@ def _from_json(raw: dict[str, Any]) -> Measured:
     if not knots or knots[0] != 0 or list(knots) != sorted(set(knots)) or len(slopes) != len(knots):
         raise ValueError("knots must ascend from 0, with one slope for each")
     spread = tuple(map(float, law["spread"]))
-    if any(not 0 < factor < PAUSE * 10 for factor in spread):
-        raise ValueError(f"a factor of spread is not between 0 and {PAUSE * 10:g}")
+    if any(not 0 < factor <= PAUSE for factor in spread):
+        raise ValueError(f"a factor of spread is not above 0 and at most {PAUSE:g}")
     numbers = {name: _cost(law[name]) for name in ("base", *OTHERS)}
     if sum(slopes) + sum(numbers.values()) == 0:
         raise ValueError("all costs are 0")
