@@ -120,8 +120,10 @@ class Scheduler:
         """One token for every decoding sequence. Returns how long the step may take, and whether pages were short."""
         pending = [s for s in self.roster.running if len(s.tokens) - s.computed == 1]
         limit = policy.itl_limit(pending, self.times)
-        if limit is not None and self._gaps:
-            pending = self._paused(pending, limit)
+        # For the targets of others: a gap tier that paused for its own would never go on.
+        others = policy.itl_limit((s for s in pending if s.tier.idle_below is None), self.times)
+        if others is not None and self._gaps:
+            pending = self._paused(pending, others)
         short = False
         page_size, cache, decode = self.cache.page_size, self.cache, self.draft.decode
         for sequence in pending:

@@ -244,6 +244,18 @@ def test_batch_starts_only_in_gaps_but_is_not_starved() -> None:
     assert first is not None and bench.engine.scheduler.waiting("interactive"), "it came only when all else was done"
 
 
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_gap_tier_with_a_target_that_no_step_can_keep_goes_on(beside: bool) -> None:
+    tiers = (TierConfig("interactive", itl=10**12), TierConfig("batch", idle_below=0.4, itl=1))
+    bench = Bench(config(tiers=tiers))
+    bench.executor._elapsed = linear
+    bench.submit(request("a", 8, 10, "batch"), request("b", 8, 10, "batch"))
+    if beside:
+        bench.submit(request("talk", 8, 10, "interactive"))
+    bench.run()
+    assert [len(bench.output(name)) for name in ("a", "b")] == [10, 10] and bench.engine.idle
+
+
 def test_batch_alone_gets_the_whole_machine_at_once() -> None:
     bench = Bench(config(tiers=THREE))
     backlog(bench, ("interactive",), 20, range(20, 21), range(10, 11))
