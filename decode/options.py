@@ -14,6 +14,7 @@ from decode.config import ConfigError, EngineConfig, Mode, Policy, TierConfig
 from decode.executors.model_config import Precision
 
 DEFAULT_MODEL_LEN = 4096
+MOST = 10**12  # of a number of a tier
 _COUNT = re.compile(r"[0-9]{1,18}")
 _SIZE = re.compile(r"0*([1-9][0-9]{0,17})(KiB|MiB|GiB)")
 _UNIT = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -193,6 +194,8 @@ def _tier(path: str, values: object) -> TierConfig:
             raise _refuse(f"{path}.{key}", json.dumps(value), "a whole number >= 1; leave it out for no limit")
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise _refuse(f"{path}.{key}", json.dumps(value), "a number")
+        if not abs(value) <= MOST:
+            raise _refuse(f"{path}.{key}", json.dumps(value)[:20], f"at most {MOST:.0e}")
         found[field] = value * factor
     return TierConfig(path.partition(".")[2], **found)
 

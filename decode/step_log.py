@@ -5,7 +5,9 @@ Must not know how laws are fitted.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from decode.config import ConfigError
@@ -42,8 +44,15 @@ def to_file(path: Path) -> Callable[[Step], None]:
         raise ConfigError(f"step_log: {str(path)!r} is not allowed ({error.strerror}); a file to write") from None
 
     def take(step: Step) -> None:
+        if file.closed:
+            return
         work, ns = step
-        file.write(" ".join(map(str, (*work, ns))) + "\n")
+        try:
+            file.write(" ".join(map(str, (*work, ns))) + "\n")
+        except OSError as error:  # a full disk must not end the requests
+            print(f"step_log: {path}: {error.strerror}; no more steps are logged", file=sys.stderr)
+            with suppress(OSError):
+                file.close()
 
     return take
 

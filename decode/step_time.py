@@ -20,6 +20,8 @@ OUTLIER = 3.0  # times the usual error that a step may be off and still count in
 EAGER, SELDOM = 64, 8  # after so many steps the law is worked out only every so many: it moves slowly, solving costs
 LARGE = 1e100  # weight at which all sums are made small again
 SURE = 16  # steps before anything is taken for an outlier
+LEAST_RATE = 0.05  # at which `late` is followed, and the most that it says
+LATEST = 2.0
 RARE = 0.005  # share of steps with prompts that take longer than `late` says
 
 
@@ -38,7 +40,7 @@ Executed = Sequence[tuple[Work, int]]  # steps that were executed: what each com
 class StepTime:
     """Predicts ns per step. Deterministic: the same steps in the same order give the same predictions.
 
-    `late`: all but RARE of the steps with prompts take at most so many times their prediction.
+    `late`: all but RARE of the steps with prompts take at most so many times their prediction; LATEST at most.
     """
 
     def __init__(self) -> None:
@@ -67,7 +69,9 @@ class StepTime:
             usual = max(self._errors[kind], 0.01)
             ratio = elapsed / expected
             if kind:  # a quantile, followed: up by what steps are off when it was passed, down a little when not
-                self.late = max(1.0, self.late + usual * (1 - RARE if ratio > self.late else -RARE))
+                rate = max(usual, LEAST_RATE)  # a burst of slow steps leaves an error that is soon small again
+                self.late += rate * (1 - RARE if ratio > self.late else -RARE)
+                self.late = min(LATEST, max(1.0, self.late))
             self._errors[kind] += 0.05 * (min(abs(ratio - 1), 4 * usual) - self._errors[kind])
             bound = OUTLIER * usual * expected
             elapsed = int(min(expected + bound, max(expected - bound, elapsed)))

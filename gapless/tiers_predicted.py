@@ -21,6 +21,7 @@ from decode.simulator import Outcome, simulate
 from decode.text import Tokenizer
 from decode.types import Request, SamplingParams
 from gapless.simulation import summarize
+from loadtest.run import LoadtestError
 from loadtest.samples import Planned, Sample
 from loadtest.verdict import ClassSummary, Latency
 
@@ -41,10 +42,16 @@ class Predictor:
     def learning_way(
         self, options: Mapping[str, str], planned: Sequence[Planned], samples: Sequence[Sample]
     ) -> Predictor:
-        """The same with the way of a run: the median of the measured TTFT beyond that of the simulated."""
+        """The same with the way of a run: the median of the measured TTFT beyond that of the simulated.
+
+        Raises LoadtestError when no request was answered.
+        """
         outcome = self._simulate(options, planned, 1)
         said = [value for record in outcome.tiers.values() for value in record.ttft]
-        return replace(self, way=max(0.0, median(sample.ttft for sample in samples) - median(said)))
+        seen = [sample.ttft for sample in samples if sample.ttft < float("inf")]
+        if not seen:
+            raise LoadtestError("capacity: no answer to the light load; measure on a machine without other work")
+        return replace(self, way=max(0.0, median(seen) - median(said)))
 
     def classes(
         self, options: Mapping[str, str], planned: Sequence[Planned], duration: int, tiers: Sequence[str]

@@ -196,6 +196,8 @@ def broken(**changes: Any) -> str:
         (broken(law={"fit": NO_FIT._asdict() | {"p95": "much"}}), "could not convert string to float: 'much'"),
         (broken(run=OFF._asdict() | {"e2e_p99": float("nan")}), "an error of nan is not allowed; a finite number"),
         (broken(kv_bytes_per_token=0), "kv_bytes_per_token: 0 is not allowed; a whole number >= 1"),
+        ("[" * 200_000, "not JSON"),
+        (broken(law={"base": 10**400}), "int too large to convert to float"),
         (broken(law={"base": "much"}), "could not convert string to float"),
         (broken(law={"spread": [1.0, -1.0]}), "a factor of spread is not above 0 and at most 10"),
         (broken(run={"requests": 3}), "holds no law (KeyError: 'ttft_p50')"),

@@ -338,6 +338,8 @@ def test_the_same_words_give_the_same_result(tmp_path: Path) -> None:
         (["--law", LAW, "--gpu", "t4"], "--law and --gpu both say what a step costs; give one of them"),
         (["--gpu", "t4", "--model-dir", "nowhere"], "nowhere/config.json: no such file; run `gapless build` first"),
         (["--law", LAW, "--policy", "lifo"], "--policy: 'lifo' is not allowed; weighted, priority, fcfs"),
+        (["--law", LAW, "--option", 'tiers={"x":{}}'], "--option: tiers: x leaves out interactive, which has traffic"),
+        (["--law", LAW, "--option", 'tiers={"x":{"weight":1' + "0" * 400 + "}}"], "is not allowed; at most 1e+12"),
         (["--law", LAW, "--option", "mode"], "--option: 'mode' is not allowed; key=value"),
         (["--law", LAW, "--option", "mode=fast"], "parameters.mode: 'fast' is not allowed; one of serial, static"),
         (["--law", LAW, "--option", "weights=int8"], "was measured with fp32 weights, and the model has int8"),

@@ -41,6 +41,15 @@ def test_a_file_holds_a_line_a_step_at_once_and_a_torn_one_is_left_out(tmp_path:
     assert step_log.read(path) == steps
 
 
+def test_a_full_disk_ends_the_log_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    take = step_log.to_file(Path("/dev/full"))
+    for _ in range(3):
+        take((StepWork(1), 5))
+    assert capsys.readouterr().err.splitlines() == [
+        "step_log: /dev/full: No space left on device; no more steps are logged"
+    ]
+
+
 def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"step_log: '.*/none/steps' is not allowed \(No such file or directory\)"):
         step_log.to_file(tmp_path / "none" / "steps")

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from decode.step_time import RARE, StepTime, Work
+from decode.step_time import LATEST, RARE, StepTime, Work
 
 A, B, C, D, E = 3e6, 8e4, 2e5, 400.0, 20.0  # ns: the law of the machine
 
@@ -80,3 +80,14 @@ def test_few_steps_with_prompts_are_later_than_it_says() -> None:
         model.learn(work, elapsed)
     assert RARE / 2 < late / seen < 3 * RARE
     assert 1.3 < model.late < 2.5
+
+
+def test_a_burst_of_slow_steps_is_not_held_against_it_for_long() -> None:
+    draw, model = random.Random(7), trained(300, noise=0.02)
+    for at in range(5100):
+        work = some_work(draw)._replace(prefill_tokens=100)
+        slow = 5 if at < 100 and draw.random() < 0.5 else draw.gauss(1, 0.02)
+        model.learn(work, int(truth(work) * slow))
+        if at == 99:
+            assert 1.5 < model.late <= LATEST
+    assert model.late < 1.2

@@ -174,11 +174,11 @@ class Measured:
             raw = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise LawError(f"{path}: {error.strerror}; give what `gapless bench engine --law` wrote") from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise LawError(f"{path}: not JSON: {error}; give what `gapless bench engine --law` wrote") from None
         try:
             return _from_json(raw)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             told = f"{type(error).__name__}: {error}"
             raise LawError(f"{path}: holds no law ({told}); give what `gapless bench engine --law` wrote") from None
 

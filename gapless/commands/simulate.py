@@ -105,7 +105,11 @@ def served(spec: Spec, model: LlmModel, policy: str | None, words: list[str]) ->
         if not equals:
             raise UsageError(f"--option: {word!r} is not allowed; key=value")
         chosen[key] = value
-    return ServiceOptions.from_parameters(chosen)
+    service = ServiceOptions.from_parameters(chosen)
+    known = [tier.name for tier in service.tiers]
+    if lost := [tier for tier in model.traffic if tier not in known]:
+        raise UsageError(f"--option: tiers: {', '.join(known)} leaves out {lost[0]}, which has traffic in the file")
+    return service
 
 
 def measured(path: Path | None, service: ServiceOptions) -> Machine:
