@@ -11,6 +11,8 @@ from typing import Literal, get_args
 Mode = Literal["serial", "static", "continuous"]
 Policy = Literal["weighted", "priority", "fcfs"]
 NS = 1_000_000_000
+MOST_PAGES = 2**24  # their free list alone takes half a gigabyte
+MOST_SEQS = 2**14
 
 
 class ConfigError(ValueError):
@@ -79,6 +81,8 @@ class EngineConfig:
         for field in ("num_pages", "page_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len"):
             if getattr(self, field) < 1:
                 raise ConfigError(f"{field}: {getattr(self, field)} is not allowed; an integer >= 1")
+        if self.max_num_seqs > MOST_SEQS:
+            raise ConfigError(f"max_num_seqs: {self.max_num_seqs} is not allowed; at most {MOST_SEQS}")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens: {self.max_num_batched_tokens} is not allowed; "
@@ -111,9 +115,14 @@ class EngineConfig:
 
 
 def pages_in(memory: int, page_size: int, kv_bytes_per_token: int) -> int:
-    """Number of whole pages that fit `memory` bytes. Raises ConfigError when not even one does."""
+    """Number of whole pages that fit `memory` bytes. Raises ConfigError when not even one does, or too many."""
     pages = memory // (page_size * kv_bytes_per_token)
     if pages < 1:
         need = page_size * kv_bytes_per_token
         raise ConfigError(f"KV cache memory: {memory} bytes hold no page; at least {need} bytes are needed")
+    if pages > MOST_PAGES:
+        raise ConfigError(
+            f"KV cache memory: {memory} bytes hold {pages} pages; at most {MOST_PAGES} are allowed: take less "
+            "memory or a larger page_size"
+        )
     return pages

@@ -14,6 +14,8 @@ from decode.plan import Chunk, Copy, Draw, StepPlan, Swap
 from decode.sequence import Sequence
 from decode.step_time import Work
 
+UnderWay = dict[str, list[Sequence]]  # prompts of running sequences that go on, by tier, the next one last
+
 
 class Draft:
     """First `decode` for each decoding sequence, then once `decodes_done`, then `prompt` for each prompt.
@@ -71,6 +73,11 @@ class Draft:
         assert lease is not None
         end = start + size
         self._charge_prompt(sequence, start, end)
+        self._tokens[sequence.tier.name] += size
+        self.work = self.work._replace(
+            prefill_tokens=self.work.prefill_tokens + size,
+            prefill_context=self.work.prefill_context + size * (start + end) // 2,
+        )
         sequence.computed = end
         if lease.publishing and end // self._cache.page_size > len(lease.nodes):
             self._cache.publish(lease, tokens, end, self.step)
@@ -86,9 +93,9 @@ class Draft:
         seqs, tokens = self._config.max_num_seqs, self._config.max_num_batched_tokens
         return {tier: max(slots[tier] / seqs, self._tokens[tier] / tokens) for tier in slots}
 
-    def under_way(self, running: Iterable[Sequence]) -> dict[str, list[Sequence]]:
+    def under_way(self, running: Iterable[Sequence]) -> UnderWay:
         """By tier, those of `running` not in this step with more than a token to compute, first ones last."""
-        found: dict[str, list[Sequence]] = {}
+        found: UnderWay = {}
         done = set(map(id, self.planned))
         for sequence in running:
             if sequence.remaining > 1 and id(sequence) not in done:
@@ -104,12 +111,6 @@ class Draft:
         sequence.charged = max(sequence.charged, end)
         cost = prefill * self._config.prefill_cost + decode * self._config.decode_cost
         self._accounts.charge(sequence.tier.name, cost)
-        self._tokens[sequence.tier.name] += end - start
-        work = self.work
-        self.work = work._replace(
-            prefill_tokens=work.prefill_tokens + end - start,
-            prefill_context=work.prefill_context + (end - start) * (start + end) // 2,
-        )
 
 
 def _draw(sequence: Sequence) -> Draw:

@@ -72,7 +72,7 @@ class Engine:
 
     def plan(self, now: int) -> StepPlan | None:
         """The next step, or None when nothing can be done until more arrives. Must be committed or failed next."""
-        for sequence in self.scheduler.expired(now):
+        for sequence in self.scheduler.roster.waiting.expired(now):
             tier = sequence.tier
             waited = (now - sequence.arrival) / 1e9
             text = f"waited {waited:.3f} s in the queue of tier {tier.name}: retry later or raise its queue_timeout"
@@ -170,7 +170,7 @@ class Engine:
             wish = f"prompt of {length} tokens plus max_tokens {request.sampling.max_tokens}"
             return invalid, f"{wish} needs {most} KV positions; the whole cache holds {room}: lower max_tokens"
         free = policy.free_slots(config, len(self.scheduler.roster.running))
-        waiting, wait = self.scheduler.waiting(tier.name), self.scheduler.predicted_wait(tier.name)
+        waiting, wait = self.scheduler.waiting(tier.name), self.scheduler.roster.waiting.predicted_wait(tier.name)
         later = "later" if wait is None else f"in about {wait / 1e9:.1f} s"
         if tier.max_queue is not None and waiting >= tier.max_queue + free:
             text = f"queue of tier {tier.name} is full ({tier.max_queue}): retry {later} or raise max_queue"

@@ -86,7 +86,7 @@ class Waiting:
         self._queues[sequence.tier.name].remove(sequence)
 
     def expired(self, now: int) -> list[Sequence]:
-        """Of all tiers."""
+        """Of all tiers, those whose deadline to start has come."""
         return [sequence for queue in self._queues.values() for sequence in queue.expired(now)]
 
     def started(self, now: int, sequences: Collection[Sequence]) -> None:

@@ -14,15 +14,13 @@ from __future__ import annotations
 from decode import policy
 from decode.accounts import Accounts
 from decode.config import EngineConfig
-from decode.draft import Draft
+from decode.draft import Draft, UnderWay
 from decode.gaps import Gaps
 from decode.kv_cache import KVCache
 from decode.plan import StepPlan
 from decode.roster import Roster
 from decode.sequence import Sequence
 from decode.step_time import StepTime, Work
-
-UnderWay = dict[str, list[Sequence]]  # prompts of running sequences that go on, by tier, the next one last
 
 
 class Scheduler:
@@ -48,14 +46,6 @@ class Scheduler:
         if not len(queue):
             self.accounts.arrive(sequence.tier.name)
         queue.add(sequence)
-
-    def expired(self, now: int) -> list[Sequence]:
-        """Waiting sequences whose deadline to start has come."""
-        return self.roster.waiting.expired(now)
-
-    def predicted_wait(self, tier: str) -> int | None:
-        """ns that a request of a tier would wait if it came now, None when nothing is known."""
-        return self.roster.waiting.predicted_wait(tier)
 
     def plan(self, step: int, now: int) -> StepPlan | None:
         """The next step, or None when there is nothing to do."""

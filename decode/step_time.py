@@ -16,6 +16,7 @@ FORGET = 0.99  # weight of a step relative to the next one: about the last hundr
 UNITS = (1.0, 100.0, 10.0, 1e4, 1e5)  # of the features, so that coefficients are of one order: ms per unit
 START = (2.0, 2.0, 0.2, 0.1, 0.1)  # ms per unit; what no step has told yet stays there
 TRUST = 1e-5  # of START, beside one step's 1
+RIDGE = 1e-12  # of the diagonal, far above rounding
 OUTLIER = 3.0  # times the usual error that a step may be off and still count in full
 EAGER, SELDOM = 64, 8  # after so many steps the law is worked out only every so many: it moves slowly, solving costs
 LARGE = 1e100  # weight at which all sums are made small again
@@ -96,7 +97,9 @@ class StepTime:
     def _solved(self) -> list[float]:
         """The law of the steps so far; START counts as TRUST of a step."""
         weight, sums = self._weight, self._products
-        products = [[sums[min(i, j)][max(i, j)] / weight + TRUST * (i == j) for j in range(5)] for i in range(5)]
+        products = [[sums[min(i, j)][max(i, j)] / weight for j in range(5)] for i in range(5)]
+        for i in range(5):  # features that were always proportional must not make it singular, whatever their size
+            products[i][i] += TRUST + RIDGE * products[i][i]
         answers = [value / weight + TRUST * start for value, start in zip(self._answers, START, strict=True)]
         return _solve(products, answers)
 

@@ -32,7 +32,8 @@ def warm_up(executor: Executor, config: EngineConfig) -> Executed:
 def _plans(config: EngineConfig) -> Iterator[tuple[StepPlan, Work]]:
     """Few and many sequences decoding, short and long chunks at the beginning of a prompt and behind a context."""
     room = min(config.max_model_len - 1, config.num_pages * config.page_size)
-    for count in sorted({1, max(1, config.max_num_seqs // 4), config.max_num_seqs}):
+    seqs = min(config.max_num_seqs, config.num_pages)  # each needs a page
+    for count in sorted({1, max(1, seqs // 4), seqs}):
         context = max(1, min(CONTEXT, config.max_model_len - 1, _pages(config, count) * config.page_size))
         for seen in sorted({max(1, context // 4), context}):
             chunks = tuple(_chunk(config, seq, count, seen - 1, 1) for seq in range(count))

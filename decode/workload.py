@@ -9,7 +9,6 @@ import json
 import reprlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from decode.types import Request, SamplingParams
 
@@ -57,7 +56,7 @@ class Workload:
         return cls(tuple(requests), frozenset(shared))
 
 
-def _prompt(ids: Any, vocab_size: int | None) -> tuple[int, ...]:
+def _prompt(ids: object, vocab_size: int | None) -> tuple[int, ...]:
     """Raises ValueError naming the first that is no token id."""
     if not isinstance(ids, list):
         raise ValueError("prompt_ids: a list of token ids is needed")

@@ -17,7 +17,8 @@ from typing import Any, overload
 from config_gen.spec import LlmModel
 from decode.config import EngineConfig
 from decode.executors.cost_model import Law
-from decode.simulator import GAP, Outcome, TierRecord, Timed, simulate
+from decode.outcome import GAP, Outcome, TierRecord
+from decode.simulator import Timed, simulate
 from decode.types import Request, SamplingParams
 from loadtest import report, verdict
 from loadtest.arrivals import Arrival, arrivals

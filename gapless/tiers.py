@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -73,10 +74,10 @@ def measure(
     console.print(title, highlight=False, soft_wrap=True)
     rounds: list[tiers_report.Round] = []
     for at in range(repeat):
-        now = replace(bench, seed=bench.seed + at)
-        runs = {p: under(now, weights, p, traffic, f"{weights}-{scenario}-{p}-{at}") for p in policies}
+        planned = drawn(bench, traffic, bench.seed + at)
+        runs = {p: under(bench, weights, p, planned, f"{weights}-{scenario}-{p}-{at}") for p in policies}
         rounds.append(runs)
-        compare(now, predictor, traffic, runs)
+        compare(bench, predictor, planned, runs)
     bars = tiers_report.bars(scenario, rounds, first, last)
     tables = tiers_report.table(rounds), tiers_report.predictions(rounds)
     console.print(*tables, *tiers_report.lines(bars, rounds), sep="\n", highlight=False, soft_wrap=True)
@@ -119,12 +120,18 @@ def capacity(bench: Bench, weights: str, traffic: Mapping[str, LlmTraffic]) -> t
     return sustained, known.learning_way(options, planned, light)
 
 
-def under(bench: Bench, weights: str, policy: str, traffic: Mapping[str, LlmTraffic], name: str) -> dict[str, Any]:
-    """One run of the traffic under a policy; raw samples, steps and the server's log go to files called `name`."""
-    planned = schedule(traffic, bench.duration, 1.0, bench.seed, bench.prompts, bench.model.max_model_len)
+def drawn(bench: Bench, traffic: Mapping[str, LlmTraffic], seed: int) -> list[Planned]:
+    """The requests of a round, the same under every policy. Raises LoadtestError when a tier has none."""
+    planned = schedule(traffic, bench.duration, 1.0, seed, bench.prompts, bench.model.max_model_len)
     if missing := [tier for tier in traffic if not any(request.tier == tier for request in planned)]:
         seconds = bench.duration / 1e9
         raise LoadtestError(f"--duration: no request of tier {missing[0]} falls into {seconds:g} s; load longer")
+    return planned
+
+
+def under(bench: Bench, weights: str, policy: str, planned: Sequence[Planned], name: str) -> dict[str, Any]:
+    """One run under a policy; raw samples, steps and the server's log go to files called `name`."""
+    sent = [tier for tier in bench.model.traffic if any(request.tier == tier for request in planned)]
     steps = (OUT / f"{name}.steps").absolute()
     options = {**bench.options, "weights": weights, "policy": policy, "step_log": str(steps)}
     with launched(bench.repository, MODEL, options, OUT / f"{name}.log") as ports:
@@ -132,35 +139,34 @@ def under(bench: Bench, weights: str, policy: str, traffic: Mapping[str, LlmTraf
         with progress_bar(name, bench.duration) as seen:
             samples, client = run(job, OUT / f"{name}.jsonl", seen)
         counted = counters(ports["metrics_port"])
-    return told_of(summarize(samples, list(traffic), bench.duration), bench.model) | {
+    return run_numbers(summarize(samples, sent, bench.duration), bench.model) | {
         "options": options,
         "service_tokens_per_s": served(samples, bench.duration),
         "undone": undone(samples, bench.duration),
-        "client": told(client, bench.model),
+        "client": client_numbers(client, bench.model),
         "server": counted,
     }
 
 
-def compare(bench: Bench, predictor: Predictor, traffic: Mapping[str, LlmTraffic], runs: tiers_report.Round) -> None:
+def compare(bench: Bench, predictor: Predictor, planned: Sequence[Planned], runs: tiers_report.Round) -> None:
     """Add to each run what the simulator says of it, knowing the steps of all others, or those of the run itself.
 
     The first predicts; the second tells how far only the scheduling is off, for a shared machine is now fast, now slow.
     """
     steps = {policy: step_log.read(Path(found["options"]["step_log"])) for policy, found in runs.items()}
-    planned = schedule(traffic, bench.duration, 1.0, bench.seed, bench.prompts, bench.model.max_model_len)
     for policy, found in runs.items():
         others = [step for other, taken in steps.items() if other != policy for step in taken]
         known = {"others": [*predictor.steps, *others], "own": steps[policy]}
         found["simulated"] = {}
         for source, taken in known.items():
             knowing = replace(predictor, steps=taken)
-            classes = knowing.classes(found["options"], planned, bench.duration, list(traffic))
-            simulated = told_of(classes, bench.model)
+            classes = knowing.classes(found["options"], planned, bench.duration, list(found["tiers"]))
+            simulated = run_numbers(classes, bench.model)
             simulated |= {"errors": errors(simulated, found), "steps": knowing.step_error(steps[policy])}
             found["simulated"][source] = simulated
 
 
-def told_of(classes: Sequence[ClassSummary], model: LlmModel) -> dict[str, Any]:
+def run_numbers(classes: Sequence[ClassSummary], model: LlmModel) -> dict[str, Any]:
     """Each tier's numbers, and the output of all."""
     rate = sum(c.output_rate for c in classes)
     return {"tiers": {c.tier: numbers(c, model) for c in classes}, "output_tokens_per_s": rate}
@@ -189,8 +195,9 @@ def numbers(c: ClassSummary, model: LlmModel) -> dict[str, Any]:
     found: dict[str, Any] = {"sent": c.sent, "ok": c.ok, "rejected": c.rejected, "failed": c.failed}
     found |= {"offered_per_s": c.offered, "output_tokens_per_s": c.output_rate, "errors": dict(c.errors)}
     for metric in ("ttft", "itl", "e2e"):
-        values = c.latencies[metric].samples
-        found[f"{metric}_ms"] = {f"p{q}": _ms(values[-(-q * len(values) // 100) - 1]) for q in SHOWN if values}
+        latency, values = c.latencies[metric], c.latencies[metric].samples
+        reached = {f"p{q}": latency.at(Fraction(q, 100)) for q in SHOWN}
+        found[f"{metric}_ms"] = {q: _ms(value) for q, value in reached.items() if value is not None}
         target = getattr(promised, metric, None)
         if target is not None and values:
             found[f"{metric}_over_target"] = sum(value > target for value in values) / len(values)
@@ -201,7 +208,7 @@ def _ms(ns: float) -> float | None:
     return None if ns == float("inf") else ns / 1e6
 
 
-def told(client: Client, model: LlmModel) -> dict[str, Any]:
+def client_numbers(client: Client, model: LlmModel) -> dict[str, Any]:
     """How the load generator did, and whether its numbers can be trusted."""
     promised = model.targets.values()
     targets = [value for t in promised for value in (t.ttft, t.itl, t.e2e) if value is not None]

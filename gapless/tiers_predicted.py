@@ -17,7 +17,8 @@ from decode.executors import law_fit
 from decode.executors.cost_model import FittedLaw, Step
 from decode.executors.model_config import ModelConfig
 from decode.options import ServiceOptions
-from decode.simulator import Outcome, simulate
+from decode.outcome import Outcome
+from decode.simulator import simulate
 from decode.text import Tokenizer
 from decode.types import Request, SamplingParams
 from gapless.simulation import summarize

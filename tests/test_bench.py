@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ import pytest
 
 from decode.bench import arrivals, measure, scheduling, summary
 from decode.config import EngineConfig
+from decode.executors.cost_model import Measured
+from decode.executors.gpu_cost import StepWork
 from decode.executors.scripted import ScriptedExecutor
 from decode.workload import Workload, WorkloadError
 from gapless.commands.bench import _numbers
@@ -101,3 +105,27 @@ def test_a_concurrency_that_is_no_number_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--concurrency"):
         _numbers("concurrency", text)
     assert _numbers("concurrency", "1,08,32") == [1, 8, 32]
+
+
+def engine_with_law(folder: Path, model: Path, requests: int, tokens: int) -> subprocess.CompletedProcess[str]:
+    rows = [{"id": n, "prompt_ids": [7 + n] * (20 + 9 * n), "max_tokens": tokens} for n in range(requests)]
+    (folder / "w.json").write_text(json.dumps({"requests": rows}))
+    words = ["w.json", "--model-dir", model, "--concurrency", "2", "--prefix-cache", "on", "--repeat", "1"]
+    command = [sys.executable, "-m", "gapless", "bench", "engine", *words, "--law", "law.json", "--json", "out.json"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_a_law_of_the_real_model_is_written_with_its_errors(smollm2_dir: Path, tmp_path: Path) -> None:
+    done = engine_with_law(tmp_path, smollm2_dir, 6, 30)
+    assert done.returncode == 0, done.stderr
+    found, told = Measured.read(tmp_path / "law.json"), json.loads((tmp_path / "out.json").read_text())["law"]
+    assert told["run"] == found.run._asdict() and found.run.requests == 6
+    assert found.kv_bytes_per_token == 2 * 30 * 3 * 64 * 4  # K and V, layers, KV heads, head dimension, fp32
+    assert len(found.law.spread) == 100 and found.law.step(StepWork(decodes=2, context_tokens=60, draws=2)) > 1e6
+
+
+def test_too_few_steps_for_a_law_lose_no_measurement(smollm2_dir: Path, tmp_path: Path) -> None:
+    done = engine_with_law(tmp_path, smollm2_dir, 2, 3)
+    assert done.returncode == 2 and "a law needs at least 40 steps" in done.stderr
+    assert done.stderr.count("\n") == 1 and not (tmp_path / "law.json").exists()
+    assert json.loads((tmp_path / "out.json").read_text())["results"][0]["output_tokens_per_s"]["median"] > 0

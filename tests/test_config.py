@@ -46,6 +46,7 @@ def test_what_is_taken(edge: dict[str, Any]) -> None:
             "max_num_batched_tokens: 7 is not allowed; at least max_num_seqs (8), "
             "so that every running sequence gets its token",
         ),
+        ({"max_num_seqs": 16385}, "max_num_seqs: 16385 is not allowed; at most 16384"),
         ({"watermark": -0.01}, "watermark: -0.01 is not allowed; a share in [0, 1)"),
         ({"watermark": 1}, "watermark: 1 is not allowed; a share in [0, 1)"),
         ({"mode": "fast"}, "mode: 'fast' is not allowed; one of serial, static, continuous"),
@@ -72,3 +73,6 @@ def test_memory_becomes_whole_pages() -> None:
     with pytest.raises(ConfigError) as caught:
         pages_in(1599, 16, 100)
     assert str(caught.value) == "KV cache memory: 1599 bytes hold no page; at least 1600 bytes are needed"
+    assert pages_in(2**24, 1, 1) == 2**24
+    with pytest.raises(ConfigError, match="hold 16777217 pages; at most 16777216 are allowed"):
+        pages_in(2**24 + 1, 1, 1)

@@ -176,7 +176,7 @@ def test_the_committed_law_is_one_of_this_version() -> None:
 
 
 def broken(**changes: Any) -> str:
-    raw = {"format": 1, **asdict(Measured(TRUE, OFF, "a machine", 1, 1, "fp32"))}
+    raw = {"format": 2, **asdict(Measured(TRUE, OFF, "a machine", 1, 1, "fp32"))}
     raw |= {"law": raw["law"] | {"fit": NO_FIT._asdict()} | changes.pop("law", {}), "run": OFF._asdict()}
     return json.dumps(raw | changes)
 
@@ -187,18 +187,21 @@ def broken(**changes: Any) -> str:
         ("{", "not JSON: Expecting property name"),
         ("[]", "holds no law (TypeError"),
         ("{}", "holds no law (KeyError: 'format')"),
-        (broken(format=2), "holds no law (ValueError: format 2, and 1 is allowed)"),
+        (broken(format=1), "holds no law (ValueError: format 1, and 2 is allowed)"),
         (broken(law={"knots": [1, 2]}), "knots must ascend from 0"),
         (broken(law={"slopes": [1.0]}), "with one slope for each"),
-        (broken(law={"base": -1}), "a cost of -1 ns is not allowed; from 0 to 1e15"),
-        (broken(law={"base": float("nan")}), "a cost of nan ns is not allowed"),
-        (broken(law={"slopes": [float("inf"), 0.0]}), "a cost of inf ns is not allowed"),
-        (broken(law={"fit": NO_FIT._asdict() | {"p95": "much"}}), "could not convert string to float: 'much'"),
-        (broken(run=OFF._asdict() | {"e2e_p99": float("nan")}), "an error of nan is not allowed; a finite number"),
+        (broken(law={"base": -1}), "a cost in ns: -1 is not allowed; at least 0"),
+        (broken(law={"base": float("nan")}), "a cost in ns: nan is not allowed; a number below 1e+15"),
+        (broken(law={"slopes": [float("inf"), 0.0]}), "a cost in ns: inf is not allowed"),
+        (broken(law={"fit": NO_FIT._asdict() | {"p95": "much"}}), "p95: 'much' is not allowed; a number below"),
+        (broken(run=OFF._asdict() | {"e2e_p99": float("nan")}), "e2e_p99: nan is not allowed; a number below"),
         (broken(kv_bytes_per_token=0), "kv_bytes_per_token: 0 is not allowed; a whole number >= 1"),
+        (broken(law={"spread": "12"}), "spread: '1' is not allowed; a number below"),
+        (broken(law={"fit": NO_FIT._asdict() | {"median": -3}}), "fit: an error is below 0"),
+        (broken(kv_bytes_per_token=True), "kv_bytes_per_token: True is not allowed"),
         ("[" * 200_000, "not JSON"),
-        (broken(law={"base": 10**400}), "int too large to convert to float"),
-        (broken(law={"base": "much"}), "could not convert string to float"),
+        (broken(law={"base": 10**400}), "a cost in ns: 1000"),
+        (broken(law={"base": "much"}), "a cost in ns: 'much' is not allowed"),
         (broken(law={"spread": [1.0, -1.0]}), "a factor of spread is not above 0 and at most 10"),
         (broken(run={"requests": 3}), "holds no law (KeyError: 'ttft_p50')"),
     ],

@@ -91,3 +91,10 @@ def test_a_burst_of_slow_steps_is_not_held_against_it_for_long() -> None:
         if at == 99:
             assert 1.5 < model.late <= LATEST
     assert model.late < 1.2
+
+
+def test_features_that_are_always_proportional_and_huge_make_no_trouble() -> None:
+    model, work = StepTime(), Work(0, 4096, 409_600_000, 0)
+    for _ in range(4000):
+        model.learn(work, 1000)
+    assert model.predict(work) == pytest.approx(1000, rel=0.05)

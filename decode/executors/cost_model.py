@@ -7,10 +7,10 @@ who plans or how a law was fitted.
 from __future__ import annotations
 
 import json
+import reprlib
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from math import isfinite
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple, Protocol
@@ -18,7 +18,8 @@ from typing import Any, NamedTuple, Protocol
 from decode.executors.gpu_cost import StepWork
 from decode.plan import StepPlan, StepResult, Swap
 
-FORMAT = 1  # of the file
+FORMAT = 2  # of the file
+MOST = 1e15  # of a number in it
 PAUSE = 10.0  # times its prediction: what a step took beyond that was a pause of the machine
 # Costs besides those of tokens, in the order in which StepWork counts what they are of.
 OTHERS = ("prefill", "prefill_context", "decode", "context", "draw")
@@ -178,7 +179,7 @@ class Measured:
             raise LawError(f"{path}: not JSON: {error}; give what `gapless bench engine --law` wrote") from None
         try:
             return _from_json(raw)
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             told = f"{type(error).__name__}: {error}"
             raise LawError(f"{path}: holds no law ({told}); give what `gapless bench engine --law` wrote") from None
 
@@ -186,21 +187,24 @@ class Measured:
 def _from_json(raw: dict[str, Any]) -> Measured:
     if raw["format"] != FORMAT:
         raise ValueError(f"format {raw['format']!r}, and {FORMAT} is allowed")
-    law, told = raw["law"], raw["run"]
+    law, told, off = raw["law"], raw["run"], raw["law"]["fit"]
     knots, slopes = tuple(_count("knots", n, 0) for n in law["knots"]), tuple(_cost(n) for n in law["slopes"])
     if not knots or knots[0] != 0 or list(knots) != sorted(set(knots)) or len(slopes) != len(knots):
         raise ValueError("knots must ascend from 0, with one slope for each")
-    spread = tuple(map(float, law["spread"]))
+    spread = tuple(_number("spread", factor) for factor in law["spread"])
     if any(not 0 < factor <= PAUSE for factor in spread):
         raise ValueError(f"a factor of spread is not above 0 and at most {PAUSE:g}")
     numbers = {name: _cost(law[name]) for name in ("base", *OTHERS)}
     if sum(slopes) + sum(numbers.values()) == 0:
         raise ValueError("all costs are 0")
-    off = law["fit"]
-    fit = Fit(_error(off["median"]), _error(off["p95"]), int(off["steps"]), int(off["held_out"]))
+    errors = [_number(name, off[name]) for name in ("median", "p95")]
+    if min(errors) < 0:
+        raise ValueError("fit: an error is below 0")
+    fit = Fit(errors[0], errors[1], _count("steps", off["steps"], 0), _count("held_out", off["held_out"], 0))
+    run = [_number(name, told[name]) for name in RunError._fields[1:]]
     return Measured(
         FittedLaw(**numbers, knots=knots, slopes=slopes, fit=fit, spread=spread),
-        RunError(_count("requests", told["requests"], 1), *(_error(told[name]) for name in RunError._fields[1:])),
+        RunError(_count("requests", told["requests"], 1), *run),
         str(raw["machine"]),
         _count("kv_bytes_per_token", raw["kv_bytes_per_token"], 1),
         _count("max_model_len", raw["max_model_len"], 1),
@@ -208,20 +212,21 @@ def _from_json(raw: dict[str, Any]) -> Measured:
     )
 
 
-def _count(name: str, value: Any, least: int) -> int:
-    if not isinstance(value, int) or value < least:
-        raise ValueError(f"{name}: {value!r} is not allowed; a whole number >= {least}")
+def _count(name: str, value: object, least: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name}: {reprlib.repr(value)} is not allowed; a whole number >= {least}")
     return value
 
 
-def _cost(value: Any) -> float:
-    """ns; NaN is in no range."""
-    if not 0 <= float(value) < 1e15:
-        raise ValueError(f"a cost of {value!r} ns is not allowed; from 0 to 1e15")
+def _number(name: str, value: object) -> float:
+    """Within what no cost, error or factor exceeds; NaN is in no range."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not -MOST < value < MOST:
+        raise ValueError(f"{name}: {reprlib.repr(value)} is not allowed; a number below {MOST:g}")
     return float(value)
 
 
-def _error(value: Any) -> float:
-    if not isfinite(float(value)):
-        raise ValueError(f"an error of {value!r} is not allowed; a finite number")
-    return float(value)
+def _cost(value: object) -> float:
+    """ns."""
+    if _number("a cost in ns", value) < 0:
+        raise ValueError(f"a cost in ns: {value!r} is not allowed; at least 0")
+    return _number("a cost in ns", value)

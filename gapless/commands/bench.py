@@ -72,27 +72,21 @@ def engine(
             "kv_cache_memory": kv_cache_memory,
         }
     )
-    cases = [
-        replace(base, mode=m, max_num_seqs=c, prefix_cache=p == "on", weights=w)
-        for w, m, p in product(
-            choices("weights", weights, get_args(Precision)),
-            choices("mode", mode, get_args(Mode)),
-            choices("prefix-cache", prefix_cache, ("on", "off")),
-        )
-        for c in ([1] if m == "serial" else numbers)
-    ]
+    cases = _cases(base, weights, mode, prefix_cache, numbers)
     console = Console()
     steps: list[Step] = []
     executors: dict[str, TorchExecutor] = {}
     results = _run_all(work, model_dir, cases, repeat, rate, console, steps, executors)
     console.print(bench_report.rates(results), bench_report.split(results), sep="\n\n")
     found = _report(work, workload, rate, results)
-    if law is not None:
-        model, case = ModelConfig.read(model_dir), cases[0]
-        found["law"] = laws.write(law, steps, work, rate, model, case, executors[case.weights], console)
     if any(case.weights == "int8" for case in cases):
         found["int8_accuracy"] = accuracy_gate.gate(model_dir)
-    write_json(json_file, found)
+    try:
+        if law is not None:
+            model, case = ModelConfig.read(model_dir), cases[0]
+            found["law"] = laws.write(law, steps, work, rate, model, case, executors[case.weights], console)
+    finally:  # whatever becomes of the law, what was measured is kept
+        write_json(json_file, found)
 
 
 @app.command()
@@ -122,6 +116,21 @@ def triton(
         results.append(served.compare(work, repository, case, rate, repeat, console))
     console.print(served.table(results))
     write_json(json_file, _report(work, workload, rate, results))
+
+
+def _cases(
+    base: ServiceOptions, weights: str, mode: str, prefix_cache: str, numbers: list[int]
+) -> list[ServiceOptions]:
+    """Every alternative that the words of the command line ask for. Raises UsageError."""
+    return [
+        replace(base, mode=m, max_num_seqs=c, prefix_cache=p == "on", weights=w)
+        for w, m, p in product(
+            choices("weights", weights, get_args(Precision)),
+            choices("mode", mode, get_args(Mode)),
+            choices("prefix-cache", prefix_cache, ("on", "off")),
+        )
+        for c in ([1] if m == "serial" else numbers)
+    ]
 
 
 def _report(work: Workload, path: Path, rate: float | None, results: list[dict[str, Any]]) -> dict[str, Any]:
