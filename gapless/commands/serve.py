@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from config_gen.spec import load
+from config_gen.spec import LlmModel, load
 from decode.options import ServiceOptions
 from gapless.errors import UsageError
 from gapless.limits import options as declared_options
@@ -148,13 +148,13 @@ def _declared(sla: Path | None, models: tuple[str, ...]) -> dict[str, str]:
     if sla is None:
         return {}
     spec = load(sla)
-    served = [name for name in models if name in spec.models]
+    served = [declared for name in models if isinstance(declared := spec.models.get(name), LlmModel)]
     if len(served) != 1:
         raise UsageError(
             f"--sla: {sla} declares {', '.join(spec.models)}, and {', '.join(models)} are served; "
             "name one of both by --model"
         )
-    return declared_options(spec, spec.models[served[0]])
+    return declared_options(spec, served[0])
 
 
 def _options(options: dict[str, str], words: list[str]) -> dict[str, str]:
