@@ -31,7 +31,7 @@ test: $(VENV)/.dev
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy --strict decode loadtest gapless observe config_gen builders
+	$(BIN)/mypy --strict decode engines loadtest gapless observe config_gen builders
 
 $(VENV)/.made: scripts/make-venv.sh
 	@scripts/make-venv.sh $(VENV)

@@ -12,16 +12,11 @@ Files appear all at once at the end, beside whatever else the directory holds. M
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import json
-import os
-import shutil
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +24,7 @@ from typing import Any
 from builders.errors import BuildError
 from builders.family import expected_shapes
 from builders.hf_model import HfDirectory
+from builders.placing import locked, place, scratch_in
 from builders.safetensors_file import Tensor, write_tensors
 from builders.source import find, resolve
 
@@ -81,7 +77,7 @@ def build_llm(
     """
     started = time.monotonic()
     try:
-        with _locked(out):
+        with locked(out):
             stamp = None if force else _stamp_in(out)
             if stamp is not None and stamp["source"] == source:
                 here = find(source)  # a wheel that is no longer here cannot have changed: no need to fetch it again
@@ -93,13 +89,13 @@ def build_llm(
             progress(f"reading {source}", 0, 0)
             model = _read(path)
             summary = _summary_of(model)
-            with _scratch_in(out, summary["num_bytes"]) as scratch:
+            with scratch_in(out, summary["num_bytes"]) as scratch:
                 _write(model, scratch, progress)
                 _accepted(check, scratch, path)
                 sizes = {file.name: file.stat().st_size for file in scratch.iterdir()}
                 record = {"format": FORMAT, "source": source, "files": files, "built": sizes, "summary": summary}
                 (scratch / STAMP).write_text(json.dumps(record, indent=1) + "\n")
-                _move(scratch, out)
+                place(scratch, out, BUILT_FILES, STAMP)
             return _summary(source, out, summary, started, up_to_date=False)
     except OSError as error:
         raise BuildError(f"{error.filename or out}: {error.strerror}") from None
@@ -163,71 +159,6 @@ def _accepted(check: Callable[[Path], None] | None, scratch: Path, source: Path)
             check(scratch)
     except ValueError as error:  # say which source is at fault; the scratch files will be gone
         raise BuildError(str(error).replace(str(scratch), str(source))) from None
-
-
-def _move(scratch: Path, out: Path) -> None:
-    """Put the files in place. The stamp goes first and comes last: a build cut short here is built again."""
-    (out / STAMP).unlink(missing_ok=True)
-    for name in BUILT_FILES:
-        if (scratch / name).exists():
-            os.replace(scratch / name, out / name)
-        else:
-            (out / name).unlink(missing_ok=True)
-    os.replace(scratch / STAMP, out / STAMP)
-
-
-@contextlib.contextmanager
-def _scratch_in(out: Path, num_bytes: int) -> Iterator[Path]:
-    """An empty directory on the same file system, removed at the end; those of killed builds are removed first."""
-    for left in out.glob(".build-*"):
-        shutil.rmtree(left, ignore_errors=True)
-    free = shutil.disk_usage(out).free
-    if free < num_bytes:
-        raise BuildError(f"{out}: {num_bytes / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB are free")
-    scratch = Path(tempfile.mkdtemp(prefix=".build-", dir=out))
-    try:
-        yield scratch
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _locked(out: Path) -> Iterator[None]:
-    """One build of a directory, which is made, at a time; a second one waits and then finds it up to date.
-
-    A build that fails removes the lock and the directories, where it made them.
-    """
-    path = out / ".build.lock"
-    while True:
-        made = [directory for directory in (out, *out.parents) if not directory.exists()]
-        fresh = not path.exists()
-        out.mkdir(parents=True, exist_ok=True)
-        with path.open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not _is(path, lock.fileno()):
-                continue  # the build waited for has failed and removed it
-            try:
-                yield
-            except BaseException:
-                _unmake([path] if fresh else [], made)
-                raise
-            return
-
-
-def _is(path: Path, opened: int) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(opened))
-    except FileNotFoundError:
-        return False
-
-
-def _unmake(files: list[Path], directories: list[Path]) -> None:
-    """Directories only while they are empty: somebody else may use them by now."""
-    for file in files:
-        file.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):
-        for directory in directories:
-            directory.rmdir()
 
 
 def _fingerprint(path: Path) -> dict[str, list[Any]]:

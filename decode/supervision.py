@@ -21,7 +21,11 @@ OPTIONS = "GAPLESS_OPTIONS"  # JSON object of options that override a model's pa
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a model says of itself. `leaving` comes before an orderly end, so that it is not taken for a death."""
+    """What a model says of itself. `leaving` comes before an orderly end, so that it is not taken for a death.
+
+    `whole`: it answers each request in one piece, through Triton's own queue, and has computed before it was loaded.
+    Triton ends such requests itself when its process dies, and drains them when the server ends.
+    """
 
     model: str
     pid: int
@@ -29,6 +33,7 @@ class Report:
     failure: str | None = None
     drained: bool = False  # takes no more requests and has none open
     leaving: bool = False
+    whole: bool = False
 
     def line(self) -> bytes:
         return json.dumps(asdict(self)).encode() + b"\n"

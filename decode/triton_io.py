@@ -12,7 +12,6 @@ import queue
 import threading
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,37 +39,11 @@ REPORT_EVERY = 0.5  # seconds between heartbeats and between updates of gauges
 GRACE = 1.0  # seconds a broken service gets to end its requests itself
 
 
-class StubMismatch(RuntimeError):
-    """This Python environment does not fit the stub; one line."""
-
-    exit_status = 2
-
-
-def check_numpy() -> None:
-    """Refuse a numpy that this stub does not understand. Raises StubMismatch.
-
-    A stub built for numpy 1 reads numpy 2 arrays with wrong strides: inputs arrive as zeros, without an error. The same
-    happens to a tensor on its way through DLPack, which needs no request to be seen.
-    """
-    sent = np.arange(1, 9, dtype=np.int64)
-    got = pb_utils.Tensor.from_dlpack("probe", pb_utils.Tensor("probe", sent).to_dlpack()).as_numpy()
-    if got.shape != sent.shape or not (got == sent).all():
-        raise StubMismatch(
-            f"numpy {np.__version__} does not work with this Triton's Python stub (tensors arrive corrupted): "
-            "pip install 'numpy<2'"
-        )
-
-
 def options_from(args: Mapping[str, str]) -> ServiceOptions:
     """The parameters of config.pbtxt, overridden by the launcher's options. Raises ConfigError."""
     config = json.loads(args["model_config"])
     parameters = {name: value["string_value"] for name, value in config.get("parameters", {}).items()}
     return ServiceOptions.from_parameters(parameters | json.loads(os.environ.get(OPTIONS) or "{}"))
-
-
-def model_dir(args: Mapping[str, str]) -> Path:
-    """The folder of the version being loaded."""
-    return Path(args["model_repository"]) / args["model_version"]
 
 
 def read_request(request: Any, most: int) -> RawRequest:

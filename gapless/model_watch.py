@@ -77,7 +77,8 @@ class ModelWatch:
 
     @property
     def models(self) -> list[str]:
-        return sorted({line.report.model for line in self.lines.values()})
+        """Those that generate, and drain by themselves."""
+        return sorted({line.report.model for line in self.lines.values() if not line.report.whole})
 
     async def patrol(self) -> None:
         """Kill model processes that are frozen, or broken and done with telling so; their lines' end does the rest."""
@@ -131,13 +132,13 @@ class ModelWatch:
 
     async def _recover(self, line: Line, server: int) -> None:
         """A model's process is dead: end the streams it left hanging and reload it, else take the server down."""
-        name, began = line.report.model, time.monotonic()
+        name, whole, began = line.report.model, line.report.whole, time.monotonic()
         await asyncio.sleep(0.05)  # when the whole server went down that is known by now
         if server != self._server or name in self._recovering:
             return
         self._recovering.add(name)
         release(line.stub)
-        how = f"{name} died {'with requests open' if line.report.open else 'idle'}"
+        how = f"{name} died" if whole else f"{name} died {'with requests open' if line.report.open else 'idle'}"
         try:
             if not await self.others(besides=name):
                 self._restart(server, how)
@@ -146,7 +147,7 @@ class ModelWatch:
             if line.report.open:
                 self.ghosts = True
                 cut_connections(server, self._ports)
-            await self._reload(name)
+            await self._reload(name, whole)
             if server == self._server:
                 self._say(f"{name} answers again after {time.monotonic() - began:.1f} s")
         except (OSError, TritonError, NoAnswer) as error:
@@ -169,7 +170,7 @@ class ModelWatch:
         mine = set() if besides else set(self.models)
         return bool(set(loaded) - mine - {besides})
 
-    async def _reload(self, name: str) -> None:
+    async def _reload(self, name: str, whole: bool) -> None:
         for attempt in range(1, LOAD_TRIES + 1):
             try:
                 await asyncio.to_thread(self._http.reload, name, LOAD_TIMEOUT)
@@ -178,7 +179,8 @@ class ModelWatch:
                 if attempt == LOAD_TRIES:
                     raise
                 await asyncio.sleep(attempt)
-        await self.until_it_answers(name)
+        if not whole:
+            await self.until_it_answers(name)
 
 
 async def first_of(*waits: asyncio.Future[Any] | Coroutine[Any, Any, Any]) -> None:

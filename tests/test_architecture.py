@@ -26,7 +26,7 @@ SPEC = {"config_gen.spec", "config_gen.quantity"}  # the SLA file as read, and t
 ROOMS = ("builders", "config_gen", "decode", "engines", "gapless", "loadtest", "model_repository", "observe")
 # What a room may import of other rooms: whole rooms by name, single modules by their dotted name.
 MAY_IMPORT: dict[str, set[str]] = {
-    "builders": SPEC,
+    "builders": SPEC | {"engines"},  # a builder measures what will run
     "config_gen": CORE,
     "decode": set(),
     "engines": set(),
@@ -35,7 +35,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "model_repository": {"decode", "engines"},
     "observe": SPEC,
 }
-EXTRA = {("decode.triton_io", "observe.metrics")}  # the declarations of the metrics that it sets
+EXTRA = {
+    ("decode.triton_io", "observe.metrics"),  # the declarations of the metrics that it sets
+    ("engines.triton_io", "decode.supervision"),  # one line to the launcher for all models
+}
 FOREIGN = {  # libraries a room must not know
     "builders": {"tritonclient", "locust"},
     "config_gen": {"torch", "socket", "tritonclient", "locust", "http", "urllib", "requests"},
@@ -46,6 +49,7 @@ FOREIGN = {  # libraries a room must not know
     "observe": {"torch", "locust"},
 }
 PB_UTILS = "triton_python_backend_utils"
+EDGES = {"decode.triton_io", "decode.stub", "engines.triton_io"}
 # Inside decode, imports point downward: a module may not import one of a higher layer.
 ABOVE_EXECUTORS = {"decode.scheduler", "decode.engine", "decode.driver", "decode.service", "decode.triton_io"}
 
@@ -76,8 +80,8 @@ def breach(module: str, name: str) -> str | None:
     """Why `module` may not import `name`, or None."""
     room, top = module.split(".")[0], name.split(".")[0]
     if top == PB_UTILS:
-        allowed = module == "decode.triton_io" or room == "model_repository"
-        return None if allowed else "only decode.triton_io and model_repository know Triton's Python backend"
+        allowed = module in EDGES or room == "model_repository"
+        return None if allowed else f"only {', '.join(sorted(EDGES))} and model_repository know Triton's Python backend"
     if top in ROOMS and top != room:
         known = MAY_IMPORT[room]
         allowed = name in known or top in known or (module, name) in EXTRA

@@ -265,7 +265,7 @@ def test_a_disk_that_fills_up_is_one_line(pristine: Path, tmp_path: Path) -> Non
 def test_a_disk_with_too_little_room_is_known_before(
     pristine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("builders.llm.shutil.disk_usage", lambda _: shutil._ntuple_diskusage(10, 9, 1))
+    monkeypatch.setattr("builders.placing.shutil.disk_usage", lambda _: shutil._ntuple_diskusage(10, 9, 1))
     with pytest.raises(BuildError, match="GB are needed"):
         build_llm(f"hf:{pristine / 'hf'}", tmp_path / "out")
 

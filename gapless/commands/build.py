@@ -1,14 +1,16 @@
-"""`gapless build NAME --source …`: weights in, a directory of the model repository out.
+"""`gapless build`: weights in, folders of the model repository out; one LLM by --source, or the models of an SLA file.
 
-Wires the builder to the readers that will load its files; holds no logic of its own.
+Wires the builders to the readers that will load their files; holds no logic of its own.
 """
 
 from __future__ import annotations
 
+import shlex
 import threading
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -16,12 +18,16 @@ from rich.progress import Progress
 from rich.table import Table
 
 from builders.llm import Built, build_llm
+from config_gen.spec import OnnxModel, SpecError, load
 from decode.executors.model_config import ModelConfig
 from decode.text import Tokenizer
+from gapless.build_report import engine_json, show_engine
+from gapless.errors import UsageError
 from gapless.results import check_outputs, write_json
 from gapless.signals import leave_like_an_exception
 
 QUIET_SECONDS = 2.0  # work shorter than this shows no progress bar
+REPOSITORY = Path("model_repository")
 
 
 class _Bar:
@@ -34,13 +40,16 @@ class _Bar:
         self._timer.daemon = True
         self._timer.start()
 
-    def __call__(self, what: str, done: int, total: int) -> None:
-        self._bars.update(self._task, description=what, completed=done, total=total or None)
+    def __enter__(self) -> _Bar:
+        return self
 
-    def close(self) -> None:
+    def __exit__(self, *_: object) -> None:
         self._timer.cancel()
         self._timer.join()
         self._bars.stop()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        self._bars.update(self._task, description=what, completed=done, total=total or None)
 
 
 def _loadable(directory: Path) -> None:
@@ -50,25 +59,67 @@ def _loadable(directory: Path) -> None:
 
 
 def build(source: str, out: Path, *, force: bool = False, console: Console | None = None) -> Built:
-    """Build one model with a progress bar; for other commands that need it built."""
-    bar = _Bar(console or Console(stderr=True))
-    try:
+    """Build one LLM with a progress bar; for other commands that need it built."""
+    with _Bar(console or Console(stderr=True)) as bar:
         return build_llm(source, out, force=force, check=_loadable, progress=bar)
-    finally:
-        bar.close()
+
+
+def build_onnx(name: str, model: OnnxModel, out: Path, sla: Path, *, profile: bool = False, force: bool = False) -> Any:
+    """Build one engine with a progress bar; `sla` is the file that declares it."""
+    from builders.engine import build_engine  # needs torch, onnx and onnxruntime, which an LLM does not
+
+    rebuild = f"gapless build {name} --sla {shlex.quote(str(sla))}"
+    with _Bar(Console(stderr=True)) as bar:
+        return build_engine(name, model, out, rebuild=rebuild, profile=profile, force=force, tell=bar)
 
 
 def run(
-    name: Annotated[str, typer.Argument(help="Name of the model, e.g. chat.")],
-    source: Annotated[str, typer.Option(help="wheel:NAME[==VERSION] | hf:DIR | gguf:FILE")],
+    names: Annotated[list[str] | None, typer.Argument(help="Models, e.g. chat. Default: all of the SLA file.")] = None,
+    sla: Annotated[Path | None, typer.Option(help="SLA file that declares the models.")] = None,
+    source: Annotated[str | None, typer.Option(help="Of one LLM: wheel:NAME[==VERSION] | hf:DIR | gguf:FILE")] = None,
     out: Annotated[Path | None, typer.Option(help="Where to; by default model_repository/NAME/1.")] = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Measure latency by batch and length.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Build even when nothing changed.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the summary to this file.")] = None,
 ) -> None:
-    """Turn a model source into what the server loads."""
+    """Turn model sources into what the server loads."""
     leave_like_an_exception()  # so that nothing half written stays
     check_outputs(json=json_file)
-    built = build(source, out or Path("model_repository") / name / "1", force=force)
+    if (sla is None) == (source is None):
+        raise UsageError("--sla or --source: one is needed; a file that declares the models, or one LLM's source")
+    if source is not None:
+        if len(names or []) != 1 or profile:
+            raise UsageError("--source: goes with the name of one LLM, without --profile; build chat --source …")
+        name = str((names or [""])[0])
+        result = _llm(name, source, out or REPOSITORY / name / "1", force)
+        write_json(json_file, result)
+        return
+    assert sla is not None
+    spec = load(sla)
+    results = {}
+    wanted = _wanted(list(spec.models), names or [], sla)
+    if out is not None and len(wanted) > 1:
+        raise UsageError(f"--out: takes one model; name one of {', '.join(wanted)}")
+    for name in wanted:
+        declared, target = spec.models[name], out or REPOSITORY / name / "1"
+        if isinstance(declared, OnnxModel):
+            made = build_onnx(name, declared, target, sla, profile=profile, force=force)
+            show_engine(made, Console())
+            results[name] = engine_json(made)
+        else:
+            results[name] = _llm(name, declared.source, target, force)
+    write_json(json_file, {"models": results})
+
+
+def _wanted(declared: Sequence[str], names: Sequence[str], sla: Path) -> list[str]:
+    for name in names:
+        if name not in declared:
+            raise SpecError(f"{name}: is not in {sla}; it declares {', '.join(declared)}")
+    return list(names) or list(declared)
+
+
+def _llm(name: str, source: str, out: Path, force: bool) -> dict[str, Any]:
+    built = build(source, out, force=force)
     table = Table(title=f"{name}: {'up to date' if built.up_to_date else 'built'}", show_header=False)
     rows = {
         "source": built.source,
@@ -81,4 +132,4 @@ def run(
     for label, value in rows.items():
         table.add_row(label, value)
     Console().print(table)
-    write_json(json_file, {"name": name, **asdict(built), "out": str(built.out)})
+    return {"name": name, **asdict(built), "out": str(built.out)}

@@ -21,16 +21,16 @@ class TritonPythonModel:
         # spin on are those that send answers.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         try:
-            from decode import triton_io
+            from decode import stub, triton_io
             from decode.assembly import build_service
         except ModuleNotFoundError as error:
             raise pb_utils.TritonModelException(f"{error.name} is not installed; {INSTALL}") from error
-        folder = triton_io.model_dir(args)
+        folder = stub.model_dir(args)
         if not (folder / "config.json").exists():
             name = args["model_name"]
             raise pb_utils.TritonModelException(f"{folder} holds no weights; run gapless build {name}")
         try:
-            triton_io.check_numpy()
+            stub.check_numpy()
             options = triton_io.options_from(args)
             service = build_service(folder, options)
         except (ValueError, RuntimeError, OSError) as error:

@@ -39,9 +39,9 @@ class ScriptedExecutor:
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
-        from decode import triton_io  # the process that only reads the configuration has no TritonError
+        from decode import stub, triton_io  # the process that only reads the configuration has no TritonError
 
-        triton_io.check_numpy()
+        stub.check_numpy()
         parameters = json.loads(args["model_config"])["parameters"]
         config = EngineConfig(
             num_pages=1024, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=2048, tiers=TIERS, vocab_size=49152

@@ -1,0 +1,244 @@
+"""Builds the engine of a batchable model: every precision asked for and below it, the gate, latency, the best one.
+
+    model-HASH.onnx or .plan   what runs
+    tokenizer-HASH.json        of a model that takes texts
+    profile.json               latency by batch and length, with --profile
+    engine.json                the stamp; swapped in last, so that an old engine is whole until the new one is
+
+Must not know Triton.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from builders import compile as tensorrt
+from builders.errors import BuildError
+from builders.gate import Score
+from builders.latency import Latency, as_json, batches, measure
+from builders.placing import locked, scratch_in, swap
+from builders.precisions import Precisions
+from builders.report import Built, Row, built_from, choose, knee_of, verdict
+from builders.runtimes import Runnable, choose_runtime, length_buckets, machine, runnable, runs_here
+from builders.sources import Exported, exported, versions
+from builders.stages import key_of, stage
+from config_gen.spec import OnnxModel
+from engines.errors import EngineError
+from engines.runner import preparation
+from engines.session import constant_inputs
+from engines.stamp import FILE, TENSORRT, Stamp, digest
+
+BELOW = {"int8": ("int8", "fp16", "fp32"), "fp16": ("fp16", "fp32"), "fp32": ("fp32",)}
+PROFILE = "profile.json"
+
+Tell = Callable[[str, int, int], None]
+
+
+def build_engine(
+    name: str,
+    model: OnnxModel,
+    out: Path,
+    *,
+    rebuild: str,
+    profile: bool = False,
+    force: bool = False,
+    tell: Tell = lambda what, done, total: None,
+) -> Built:
+    """Build `model` into the folder `out`, unless it is there already and nothing changed.
+
+    `rebuild` is the command that does so again. Raises BuildError; what was in `out` is then as it was.
+    """
+    started = time.monotonic()
+    try:
+        with locked(out):
+            build = _Build(name, model, out, rebuild, tell, force)
+            known = None if force else build.already(profile)
+            made = known or build.make(profile)
+            return replace(made, seconds=time.monotonic() - started, up_to_date=known is not None)
+    except EngineError as error:
+        raise BuildError(f"{name}: {error}") from None
+    except OSError as error:
+        raise BuildError(f"{error.filename or out}: {error.strerror}") from None
+
+
+class _Build:
+    """One model on its way to an engine."""
+
+    def __init__(self, name: str, model: OnnxModel, out: Path, rebuild: str, tell: Tell, force: bool) -> None:
+        self._name, self._model, self._out, self._tell, self._force = name, model, out, tell, force
+        runtime = choose_runtime(model.engine)
+        self._exported = exported(model, tell, force=force)
+        self._base = _base(name, model, self._exported, runtime, rebuild)
+        # Data are prepared as the runner will prepare them; where shapes are fixed it pads, which changes no result.
+        plain = replace(self._base, runtime="onnxruntime", batch_buckets=(), length_buckets=())
+        prepare = preparation(plain, self._exported.folder)
+        self._precisions = Precisions(self._exported, model, prepare, tell, force)
+        self._key = key_of(self._facts())
+
+    def _facts(self) -> Mapping[str, Any]:
+        """Everything that goes into the engine."""
+        runtime = self._base.runtime
+        return {
+            "exported": self._exported.facts,
+            "model": self._model.model_dump(exclude={"targets", "traffic", "calibration", "evaluation"}, mode="json"),
+            "data": self._precisions.data_digests,
+            "runtime": runtime,
+            "tools": self._base.tools,
+            "flavour": tensorrt.version(runtime) if runtime in TENSORRT else None,
+            "machine": machine(),
+        }
+
+    def already(self, profile: bool) -> Built | None:
+        """The engine in `out`, when it was built from just this and is whole."""
+        try:
+            stamp = Stamp.read(self._out)
+            if stamp.build_key != self._key or (profile and stamp.profile not in stamp.files):
+                return None
+            stamp.check_files(self._out)
+        except EngineError:
+            return None
+        return built_from(stamp, self._out)
+
+    def make(self, profile: bool) -> Built:
+        """Build, choose and put in place."""
+        candidates = [self._precisions.candidate(precision) for precision in BELOW[self._model.precision]]
+        first = candidates[0]
+        if not first.score.passed and self._model.on_gate_failure == "fail":
+            told = "; ".join((first.score.reason, *first.notes))
+            raise BuildError(f"{self._name}: {first.precision} does not pass the gate: {told}")
+        engines = {
+            c.precision: runnable(c, self._base, self._model, self._tell, self._force)
+            for c in candidates
+            if c.score.passed
+        }
+        scores = {c.precision: self._scored(engines[c.precision]) if c.score.passed else c.score for c in candidates}
+        engines = {name: engine for name, engine in engines.items() if scores[name].passed}
+        measured = self._measure(engines)
+        chosen = choose(list(engines), measured)
+        rows = [
+            Row(
+                precision=c.precision,
+                size=c.size if c.score.passed else 0,
+                score=scores[c.precision],
+                latencies=tuple(measured.get(c.precision, ())),
+                verdict=verdict(c, scores[c.precision], chosen, measured),
+                notes=c.notes,
+            )
+            for c in candidates
+        ]
+        return self._place(engines[chosen], rows, knee_of(measured[chosen]) if measured else None, profile)
+
+    def _scored(self, engine: Runnable) -> Score:
+        """A plan is judged again where it can run: its kernels are not onnxruntime's."""
+        candidate, runtime = engine.candidate, self._base.runtime
+        if candidate.precision == "fp32" or runtime not in TENSORRT or not runs_here(runtime):
+            return candidate.score
+        return self._precisions.judged(engine.session())
+
+    def _measure(self, engines: Mapping[str, Runnable]) -> dict[str, list[Latency]]:
+        """Latency by precision and batch, where the engines run here; empty elsewhere."""
+        if not runs_here(self._base.runtime):
+            return {}
+        length = self._precisions.typical_length
+        facts = {
+            "engines": {name: engine.candidate.facts for name, engine in engines.items()},
+            "runtime": self._base.runtime,
+            "tools": self._base.tools,
+            "machine": machine(),
+            "shapes": [length, self._model.max_batch_size],
+        }
+
+        def make(scratch: Path) -> dict[str, Any]:
+            shapes = [(batch, length) for batch in batches(self._model.max_batch_size)]
+            sessions = {name: engine.session() for name, engine in engines.items()}
+            found = measure(sessions, shapes, self._inputs, self._tell)
+            return {name: as_json(rows) for name, rows in found.items()}
+
+        _, result = stage("latency", facts, make, force=self._force)
+        return {name: [Latency(**row) for row in rows] for name, rows in result.items()}
+
+    def _inputs(self, batch: int, length: int) -> Mapping[str, Any]:
+        return constant_inputs(self._exported.inputs, batch, length or 8)
+
+    def _place(self, engine: Runnable, rows: Sequence[Row], knee_at: int | None, profile: bool) -> Built:
+        """New files beside the old ones, then the stamp over the old one, then without the old files."""
+        with scratch_in(self._out, 2 * engine.path.stat().st_size) as scratch:
+            file = _copy(engine.path, scratch, "model")
+            tokenizer = _copy(self._exported.tokenizer, scratch, "tokenizer") if self._exported.tokenizer else ""
+            if profile:
+                (scratch / PROFILE).write_text(json.dumps(self._profile(engine), indent=1) + "\n")
+            names = [name for name in (file, tokenizer, PROFILE if profile else "") if name]
+            stamp = replace(
+                engine.stamp,
+                precision=engine.candidate.precision,
+                file=file,
+                tokenizer=tokenizer,
+                profile=PROFILE if profile else "",
+                files={name: digest(scratch / name) for name in names},
+                build_key=self._key,
+                gate={"asked": self._model.precision, "rows": [asdict(row) for row in rows], "knee": knee_at},
+            )
+            stamp.write(scratch)
+            swap(scratch, self._out, FILE, names, _files_of(self._out))
+        return built_from(Stamp.read(self._out), self._out)
+
+    def _profile(self, engine: Runnable) -> dict[str, Any]:
+        """Latency of the chosen engine by batch and length. Raises BuildError where it cannot run."""
+        runtime = self._base.runtime
+        if not runs_here(runtime):
+            raise BuildError(f"--profile: {runtime} needs a GPU to be measured on, and none is here")
+        longest, typical = self._exported.feed.max_length, self._precisions.typical_length
+        lengths = sorted({typical, min(longest, 2 * typical), longest}) if longest else [0]
+        shapes = [(batch, length) for length in lengths for batch in batches(self._model.max_batch_size)]
+        rows = measure({"engine": engine.session()}, shapes, self._inputs, self._tell)["engine"]
+        return {
+            "machine": machine(),
+            "runtime": runtime,
+            "precision": engine.candidate.precision,
+            "typical_length": typical,
+            "knee": {str(n): knee_of([row for row in rows if row.length == n]) for n in lengths},
+            "rows": as_json(rows),
+        }
+
+
+def _base(name: str, model: OnnxModel, exported: Exported, runtime: str, rebuild: str) -> Stamp:
+    """What is known before a precision is chosen."""
+    fixed, texts = runtime in TENSORRT, exported.feed.kind == "text"
+    return Stamp(
+        model=name,
+        source=model.source,
+        source_hash=exported.source_hash,
+        precision="",
+        runtime=runtime,
+        file=exported.graph.name,
+        feed=exported.feed,
+        inputs=exported.inputs,
+        outputs=exported.outputs,
+        max_batch_size=model.max_batch_size,
+        tools=versions(("onnxruntime", "torch")),
+        files={},
+        rebuild=rebuild,
+        build_key="",
+        tokenizer=exported.tokenizer.name if exported.tokenizer else "",
+        batch_buckets=tuple(batches(model.max_batch_size)) if fixed else (),
+        length_buckets=length_buckets(exported.feed.max_length) if fixed and texts else (),
+    )
+
+
+def _copy(path: Path, scratch: Path, name: str) -> str:
+    """Copy under a name of its own, so that files of two builds can lie beside each other."""
+    target = scratch / f"{name}-{digest(path)[:8]}{path.suffix}"
+    target.write_bytes(path.read_bytes())
+    return target.name
+
+
+def _files_of(out: Path) -> list[str]:
+    try:
+        return list(Stamp.read(out).files)
+    except EngineError:
+        return []

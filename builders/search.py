@@ -1,0 +1,130 @@
+"""Which products become INT8: all of them where the gate allows it, else all but the fewest that hurt most.
+
+Every product is quantized alone once, which ranks them by damage. The search looks at the calibration data only; the
+gate's data are touched once for each candidate that passed there. Must not know how a graph is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import onnx
+
+from builders.gate import Outputs, Score, damage, judge, outputs_of
+from builders.int8 import METHODS, Prepared, for_onnxruntime, quantized
+from config_gen.spec import Accuracy
+from engines.session import Arrays, OnnxSession
+
+RANKED_ON = 3  # batches: damage differs by orders of magnitude between layers, a few dozen items tell it
+Tell = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Hurt:
+    """A product and what it does to the outputs when it alone is INT8: squared error over squared size."""
+
+    node: str
+    op: str
+    damage: float
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The result: `model` is None when no candidate passed; `score` is then that of the last one."""
+
+    model: onnx.ModelProto | None
+    method: str
+    kept: tuple[Hurt, ...]
+    products: int
+    score: Score
+    worst: tuple[Hurt, ...]  # the ranking's head, for people
+
+
+class Search:
+    """One model, its data and its promise."""
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        accuracy: Accuracy,
+        calibration: tuple[Sequence[Arrays], Outputs],
+        evaluation: tuple[Sequence[Arrays], Outputs],
+        tell: Tell,
+    ) -> None:
+        """Data as (batches, what the model in fp32 computes of them)."""
+        self._prepared, self._accuracy, self._tell = prepared, accuracy, tell
+        self._calibration, self._evaluation = calibration, evaluation
+        self._scores: dict[int, Score] = {}
+        self._method = ""
+        self._ranking: list[Hurt] = []
+
+    def run(self) -> Found:
+        """At least half of the products become INT8, or nothing does: below that, nothing is gained."""
+        self._method = self._best_method()
+        nodes = self._prepared.nodes
+        most = len(nodes) // 2
+        last = self._on_calibration(0)
+        if not last.passed and most:
+            self._ranking = self._rank()
+        kept = self._fewest(most)
+        while kept is not None and kept <= most:
+            model = self._quantized(kept)
+            score = judge(self._accuracy, self._evaluation[1], self._outputs(model, self._evaluation[0]))
+            if score.passed:
+                return self._found(model, kept, score)
+            last, kept = score, kept + max(1, kept // 4)
+            if not self._ranking:
+                self._ranking = self._rank()
+        return self._found(None, most, self._on_calibration(most) if kept is None else last)
+
+    def _found(self, model: onnx.ModelProto | None, kept: int, score: Score) -> Found:
+        ranking = tuple(self._ranking)
+        return Found(model, self._method, ranking[:kept], len(self._prepared.nodes), score, ranking[:8])
+
+    def _best_method(self) -> str:
+        """The calibration whose INT8 everywhere does least damage."""
+        feeds, wanted = self._calibration
+        found = {}
+        for at, method in enumerate(METHODS):
+            self._tell("trying calibrations", at, len(METHODS))
+            model = quantized(self._prepared, method, self._prepared.nodes)
+            found[method] = damage(wanted, self._outputs(model, feeds))
+        return min(found, key=lambda method: found[method])
+
+    def _rank(self) -> list[Hurt]:
+        feeds, wanted = self._calibration[0][-RANKED_ON:], self._calibration[1][-RANKED_ON:]
+        ops = {node.name: node.op_type for node in self._prepared.model.graph.node}
+        ranking = []
+        for at, node in enumerate(self._prepared.nodes):
+            self._tell("looking for layers that hurt", at, len(self._prepared.nodes))
+            model = quantized(self._prepared, self._method, [node])
+            ranking.append(Hurt(node, ops[node], damage(wanted, self._outputs(model, feeds))))
+        return sorted(ranking, key=lambda hurt: -hurt.damage)
+
+    def _fewest(self, most: int) -> int | None:
+        """The smallest number of kept products that passes on the calibration data: doubled, then halved in between."""
+        low, high = -1, 0
+        while not self._on_calibration(high).passed:
+            if high >= most:
+                return None
+            low, high = high, min(most, max(1, 2 * high))
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._on_calibration(middle).passed else (middle, high)
+        return high
+
+    def _on_calibration(self, kept: int) -> Score:
+        if kept not in self._scores:
+            self._tell(f"int8 with {kept} products in floating point", 0, 0)
+            outputs = self._outputs(self._quantized(kept), self._calibration[0])
+            self._scores[kept] = judge(self._accuracy, self._calibration[1], outputs)
+        return self._scores[kept]
+
+    def _quantized(self, kept: int) -> onnx.ModelProto:
+        exact = {hurt.node for hurt in self._ranking[:kept]}
+        return quantized(self._prepared, self._method, [n for n in self._prepared.nodes if n not in exact])
+
+    @staticmethod
+    def _outputs(model: onnx.ModelProto, feeds: Sequence[Arrays]) -> Outputs:
+        return outputs_of(OnnxSession(for_onnxruntime(model).SerializeToString()), feeds)

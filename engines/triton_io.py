@@ -1,0 +1,140 @@
+"""The edge to Triton for engines: requests of the dynamic batcher in, responses out. Knows pb_utils' tensors, no model.
+
+Inputs of a text model: `text`. Of a picture model: `image` (encoded) or `pixels` (uint8 [height, width, 3]). Of any
+other: its own. Outputs are the engine's own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from decode.supervision import Link, Report
+from engines.errors import EngineError, ItemError
+from engines.runner import Result, Runner
+from engines.stamp import Stamp, TensorSpec
+
+HEARTBEAT = 0.5  # seconds between reports to the launcher
+TEXT, IMAGE, PIXELS = "text", "image", "pixels"
+
+
+def complete(config: Any, folder: Path) -> Any:
+    """What config.pbtxt leaves out: inputs, outputs and the largest batch, from the stamp. Raises EngineError."""
+    stamp = Stamp.read(folder)
+    inputs: list[dict[str, Any]]
+    if stamp.feed.kind == "text":
+        inputs = [{"name": TEXT, "data_type": "TYPE_STRING", "dims": [1]}]
+    elif stamp.feed.kind == "picture":
+        inputs = [
+            {"name": IMAGE, "data_type": "TYPE_STRING", "dims": [1], "optional": True},
+            {"name": PIXELS, "data_type": "TYPE_UINT8", "dims": [-1, -1, 3], "optional": True},
+        ]
+    else:
+        inputs = [_declared(tensor) for tensor in stamp.inputs]
+    for entry in inputs:
+        config.add_input(entry)
+    for tensor in stamp.outputs:
+        config.add_output(_declared(tensor))
+    config.set_max_batch_size(stamp.max_batch_size)
+    config.set_dynamic_batching()
+    return config
+
+
+def _declared(tensor: TensorSpec) -> dict[str, Any]:
+    kind = pb_utils.numpy_to_triton_type(np.dtype(tensor.dtype).type)
+    return {"name": tensor.name, "data_type": pb_utils.triton_type_to_string(kind), "dims": list(tensor.shape[1:])}
+
+
+class EngineModel:
+    """A runner behind Triton. Ready means warm: it has computed before it is there."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        """Raises EngineError when the engine cannot be used here."""
+        self._name = name
+        self._failure: str | None = None
+        self._runner = Runner(folder)
+        self._stop = threading.Event()
+        self._link = Link.from_environment(lambda seconds: None)
+        self._report()
+        self._heart = threading.Thread(target=self._beat, name="gapless-heart", daemon=True)
+        self._heart.start()
+
+    def execute(self, requests: Sequence[Any]) -> list[Any]:
+        """One response for each request. A request of several items fails with the first one that is wrong."""
+        read = [_items(request) for request in requests]
+        flat = [item for items in read for item in items]
+        try:
+            results = iter(self._run(flat))
+        except EngineError as error:
+            return [_refusal(str(error)) for _ in requests]
+        except Exception as error:  # whatever it is: nobody must wait, and the launcher must know
+            logging.exception("gapless: %s", self._name)
+            self._failure = f"{type(error).__name__}: {error}"
+            self._report()
+            return [_refusal(self._failure, pb_utils.TritonError.INTERNAL) for _ in requests]
+        return [self._response([next(results) for _ in items]) for items in read]
+
+    def _run(self, items: list[object]) -> list[Result]:
+        """Items that could not even be read are passed by."""
+        good = iter(self._runner.run([item for item in items if not isinstance(item, ItemError)]))
+        return [item if isinstance(item, ItemError) else next(good) for item in items]
+
+    def _response(self, results: Sequence[Result]) -> Any:
+        rows = []
+        for result in results:
+            if isinstance(result, ItemError):
+                return _refusal(str(result))
+            rows.append(result)
+        names = [tensor.name for tensor in self._runner.stamp.outputs]
+        return pb_utils.InferenceResponse(
+            [pb_utils.Tensor(name, np.concatenate([row[name] for row in rows])) for name in names]
+        )
+
+    def is_ready(self) -> bool:
+        """For Triton versions that ask."""
+        return self._failure is None
+
+    def close(self) -> None:
+        self._stop.set()
+        self._heart.join()
+        self._report(leaving=True)
+        if self._link is not None:
+            self._link.close()
+
+    def _beat(self) -> None:
+        while not self._stop.wait(HEARTBEAT):
+            self._report()
+
+    def _report(self, leaving: bool = False) -> None:
+        """Triton keeps the queue: there is nothing here to drain."""
+        if self._link is not None:
+            failure, drained, whole = self._failure, True, True
+            self._link.send(Report(self._name, os.getpid(), 0, failure, drained, leaving, whole))
+
+
+def _items(request: Any) -> list[Any]:
+    """The items of a request, one for each row, or one ItemError."""
+    arrays: dict[str, Any] = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+    if TEXT in arrays or IMAGE in arrays:
+        if len(arrays) > 1:
+            return [ItemError(f"{', '.join(sorted(arrays))} are given together; allowed: one of image and pixels")]
+        (rows,) = arrays.values()
+        return list(rows.reshape(-1)) if rows.dtype == np.object_ else list(rows)
+    if PIXELS in arrays and len(arrays) == 1:
+        return list(arrays[PIXELS])
+    if not arrays:
+        return [ItemError("no input is given; allowed: one of image and pixels")]
+    count = len(next(iter(arrays.values())))
+    return [{name: array[row] for name, array in arrays.items()} for row in range(count)]
+
+
+def _refusal(why: str, code: Any = None) -> Any:
+    code = pb_utils.TritonError.INVALID_ARG if code is None else code
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(why, code))

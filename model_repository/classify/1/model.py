@@ -1,0 +1,1 @@
+../../embed/1/model.py
