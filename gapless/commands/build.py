@@ -16,8 +16,10 @@ from rich.progress import Progress
 from rich.table import Table
 
 from builders.llm import Built, build_llm
+from config_gen.spec import OnnxModel
 from decode.executors.model_config import ModelConfig
 from decode.text import Tokenizer
+from gapless.errors import UsageError
 from gapless.results import check_outputs, write_json
 from gapless.signals import leave_like_an_exception
 
@@ -56,6 +58,11 @@ def build(source: str, out: Path, *, force: bool = False, console: Console | Non
         return build_llm(source, out, force=force, check=_loadable, progress=bar)
     finally:
         bar.close()
+
+
+def build_onnx(name: str, model: OnnxModel, out: Path, console: Console) -> None:
+    """Stands here until there is a builder of models of kind onnx."""
+    raise UsageError(f"models.{name}.kind: '{model.kind}' cannot be built yet, for {out}; allowed: llm")
 
 
 def run(
