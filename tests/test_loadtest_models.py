@@ -197,6 +197,39 @@ def test_the_command_loads_one_model_alone_when_it_is_named(tmp_path: Path, url:
     assert "All 1 promises were kept." in done.stdout
 
 
+DEMO = """
+import typer
+from gapless.commands import demo
+
+def told(what):
+    return lambda name, *more: print("built", what, name)
+
+demo.build, demo.build_onnx, demo.BURST = told("llm"), told("onnx"), 3 * 10**9
+typer.run(demo.run)
+"""
+
+
+def test_the_demo_builds_serves_measures_and_loads_all_models(smollm2_dir: Path, tmp_path: Path) -> None:
+    """With stand-ins in place of what it would build."""
+    repository = scripted_repository(tmp_path / "model_repository", smollm2_dir, 0.02)
+    add_stand_in(repository, "embed", seconds=0.02)
+    add_stand_in(repository, "classify", PICTURE, seconds=0.02)
+    (tmp_path / "sla.yaml").write_text(SLA)
+    words = [sys.executable, "-c", DEMO, "sla.yaml", "--duration", "4s", "--json", "o.json"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (1, "")  # of embed's batch nobody could keep the promise
+    lines = done.stdout.splitlines()
+    built = [line for line in lines if line.startswith("built")]
+    assert built == ["built llm wheel:any", "built onnx embed", "built onnx classify"]
+    [sustained] = [float(line.split()[2]) for line in lines if line.startswith("It sustains")]
+    told = json.loads((tmp_path / "o.json").read_text())
+    assert told["rate_scale"] == pytest.approx(0.6 * sustained / 43, rel=1e-3)
+    sent = {name: sum(tier["sent"] for tier in model["classes"].values()) for name, model in told["models"].items()}
+    assert sum(sent.values()) == pytest.approx(0.6 * sustained * 4, rel=0.3)
+    assert sent["embed"] == pytest.approx(sum(sent.values()) * 30 / 43, rel=0.2)
+    assert all(tier["sent"] == tier["ok"] for model in told["models"].values() for tier in model["classes"].values())
+
+
 def test_a_server_that_dies_fails_what_it_was_working_on(tmp_path: Path) -> None:
     """gRPC calls a broken connection UNAVAILABLE, as Triton calls a full queue: only the latter is a refusal."""
     repository = tmp_path / "repository"
