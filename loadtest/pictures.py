@@ -15,7 +15,7 @@ QUALITY = 85  # of the JPEG
 
 
 def picture(number: int) -> bytes:
-    """Picture `number`, the same on every machine: about 500 x 375 pixels, 10 to 30 kB of JPEG."""
+    """Picture `number`, the same in every run: about 500 x 375 pixels, 10 to 30 kB of JPEG."""
     random = np.random.default_rng(number)
     width = int(random.integers(450, 551))
     coarse = random.integers(0, 256, (12, 16, 3), dtype=np.uint8)
