@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -29,16 +29,20 @@ class ChildError(RuntimeError):
 
 
 @contextmanager
-def server(repository: Path, model: str, options: Mapping[str, str], log: Path) -> Iterator[str]:
-    """Serve `model` with `options` over its parameters; yields the gRPC endpoint. Raises ChildError."""
-    with launched(repository, model, options, log) as ports:
+def server(repository: Path, models: Sequence[str], options: Mapping[str, str], log: Path) -> Iterator[str]:
+    """Serve `models`, LLMs with `options` over their parameters; yields the gRPC endpoint. Raises ChildError."""
+    with launched(repository, models, options, log) as ports:
         yield f"127.0.0.1:{ports['grpc_port']}"
 
 
 @contextmanager
-def launched(repository: Path, model: str, options: Mapping[str, str], log: Path) -> Iterator[dict[str, int]]:
+def launched(
+    repository: Path, models: Sequence[str], options: Mapping[str, str], log: Path
+) -> Iterator[dict[str, int]]:
     """The same; yields the facts of the ready file: `http_port`, `grpc_port`, `metrics_port` and more."""
-    command = [sys.executable, "-m", "gapless", "serve", "--model-repository", str(repository), "--model", model]
+    command = [sys.executable, "-m", "gapless", "serve", "--model-repository", str(repository)]
+    for model in models:
+        command += ["--model", model]
     for kind in ("http", "grpc", "metrics"):
         command += [f"--{kind}-port", "0"]
     for option, value in options.items():

@@ -83,12 +83,13 @@ def _taken(memory: GpuMemory, tokens: float) -> float:
 
 
 def _result(one: Round, flood: simulation.Simulated, usual: simulation.Simulated, memory: float | None) -> Result:
-    classes = usual.report.classes
+    [model], [flooded] = usual.report.models, flood.report.models
+    classes = model.classes
     latencies = sorted(value for c in classes for value in c.latencies["e2e"].samples)
     first = classes[0].latencies["e2e"].at(Fraction(99, 100))
     return Result(
         name=one.name,
-        served=sum(c.achieved for c in flood.report.classes),
+        served=sum(c.achieved for c in flooded.classes),
         p50=latencies[len(latencies) // 2] / 1e9,
         p99=latencies[len(latencies) * 99 // 100] / 1e9,
         interactive_p99=(first or 0.0) / 1e9,

@@ -50,7 +50,7 @@ def compare(
         console.print(f"{case.weights}, {case.max_num_seqs} sequences, run {at + 1} of {repeat} …", highlight=False)
         engine = bench.summary(bench.measure(work, config, executor, rate), work, percentile)
         alone.append(engine)
-        with server(repository, MODEL, options, LOG) as url:
+        with server(repository, [MODEL], options, LOG) as url:
             through.append(_served(work, url, rate))
     rates = [t["output_tokens_per_s"] / a["output_tokens_per_s"] for a, t in zip(alone, through, strict=True)]
     return {
@@ -65,10 +65,10 @@ def compare(
 def _served(work: Workload, url: str, rate: float | None) -> dict[str, Any]:
     moments = bench.arrivals(work.requests, rate)
     planned = [
-        Planned(request.id, "default", at, "", "", request.sampling.max_tokens, request.prompt)
+        Planned(request.id, MODEL, "default", at, max_tokens=request.sampling.max_tokens, ids=request.prompt)
         for at, request in zip(moments, work.requests, strict=True)
     ]
-    samples, client = run(Job(url, MODEL, planned, moments[-1], DRAIN))
+    samples, client = run(Job(url, planned, moments[-1], DRAIN))
     for sample in samples:
         if sample.outcome != "ok" or sample.output_tokens != sample.asked:
             raise RuntimeError(f"request {sample.id}: {sample.output_tokens} of {sample.asked} tokens; {sample.error}")
@@ -76,7 +76,7 @@ def _served(work: Workload, url: str, rate: float | None) -> dict[str, Any]:
     return {
         "output_tokens_per_s": sum(s.output_tokens for s in samples) / seconds,
         "seconds": seconds,
-        "ttft_ms": _spread([s.ttft for s in samples]),
+        "ttft_ms": _spread([first for s in samples if (first := s.ttft) is not None]),
         "itl_ms": _spread([gap for s in samples for gap in s.itl()]),
         "e2e_ms": _spread([s.e2e for s in samples]),
         "tokens_per_message": _per_message(samples),

@@ -84,9 +84,10 @@ class Simulated:
     def as_json(self) -> dict[str, Any]:
         seen = self.outcome
         told = report.as_json(self.report)
+        [model] = told["models"].values()
         for tier, record in seen.tiers.items():
-            if tier in told["classes"]:
-                told["classes"][tier] |= {
+            if tier in model["classes"]:
+                model["classes"][tier] |= {
                     "prompt_tokens": record.prompt_tokens,
                     "cached_tokens": record.cached_tokens,
                     "output_tokens": record.output_tokens,
@@ -107,13 +108,14 @@ class Simulated:
 
 @dataclass(frozen=True)
 class Load:
-    """`duration` ns of the traffic of `model`, at `scale` times the declared rates."""
+    """`duration` ns of the traffic of `model`, at `scale` times the declared rates; `chance`: see `schedule.chance`."""
 
     name: str
     model: LlmModel
     duration: int
     scale: float
     seed: int
+    chance: str = ""
 
 
 def run(
@@ -129,7 +131,7 @@ def run(
     Raises LoadtestError when nothing would arrive.
     """
     model, duration = load.model, load.duration
-    drawn = arrivals(model.traffic, duration, load.scale, load.seed, config.max_model_len)
+    drawn = arrivals(model.traffic, duration, load.scale, load.seed, config.max_model_len, load.chance)
     if replicas == 1:
         outcome = _serve(config, law, _watched(drawn, duration, seen), duration)
     else:
@@ -140,7 +142,8 @@ def run(
         )
     classes = [summarize(tier, outcome.tiers[tier], duration) for tier in model.traffic]
     verdicts = verdict.judge(classes, model.targets, model.traffic, None)
-    told = report.Report(load.name, duration, load.seed, load.scale, None, classes, verdicts, notes)
+    model_report = report.ModelReport(load.name, classes, verdicts)
+    told = report.Report(duration, load.seed, load.scale, None, [model_report], notes)
     return Simulated(told, outcome)
 
 

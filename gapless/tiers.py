@@ -22,10 +22,10 @@ from gapless.child import launched
 from gapless.commands.loadtest import progress_bar
 from gapless.tiers_load import Scenario, measured, offered, shares, sustains
 from gapless.tiers_predicted import Predictor, errors
-from loadtest.arrivals import schedule
 from loadtest.prompts import Prompts
 from loadtest.run import Client, Job, LoadtestError, run
 from loadtest.samples import Planned, Sample
+from loadtest.schedule import Part, schedule
 from loadtest.verdict import ClassSummary, lag_reason, summarize
 
 MODEL = "chat"
@@ -49,6 +49,10 @@ class Bench:
     prompts: Prompts
     duration: int  # ns
     seed: int
+
+    def part(self, traffic: Mapping[str, LlmTraffic]) -> Part:
+        """The model with `traffic` in place of its own."""
+        return Part(MODEL, self.model.model_copy(update={"traffic": dict(traffic)}), self.prompts)
 
 
 def measure(
@@ -105,24 +109,24 @@ def capacity(bench: Bench, weights: str, traffic: Mapping[str, LlmTraffic]) -> t
 
     def load(duration: int, scale: float, seed: int) -> list[Planned]:
         # Other prompts than those of the runs.
-        return schedule(traffic, duration, scale, bench.seed + seed, bench.prompts, bench.model.max_model_len)
+        return schedule([bench.part(traffic)], duration, scale, bench.seed + seed)
 
-    with launched(bench.repository, MODEL, options, OUT / f"{weights}-capacity.log") as ports:
+    with launched(bench.repository, [MODEL], options, OUT / f"{weights}-capacity.log") as ports:
         url = f"127.0.0.1:{ports['grpc_port']}"
         with progress_bar(f"{weights}: measuring capacity", BURST) as seen:
-            burst, _ = run(Job(url, MODEL, load(most, 1.0, 10**6), BURST, 0, closed_users=USERS), progress=seen)
+            burst, _ = run(Job(url, load(most, 1.0, 10**6), BURST, 0, closed_users=USERS), progress=seen)
         sustained = sustains(burst, traffic, BURST // 3, BURST)
         scale = LIGHT * sustained / sum(shape.rate for shape in traffic.values())
         planned = load(LIGHT_FOR, scale, 2 * 10**6)
         with progress_bar(f"{weights}: a light load", LIGHT_FOR) as seen:
-            light, _ = run(Job(url, MODEL, planned, LIGHT_FOR, DRAIN), progress=seen)
+            light, _ = run(Job(url, planned, LIGHT_FOR, DRAIN), progress=seen)
     known = Predictor(bench.repository / MODEL / "1", step_log.read(steps))
     return sustained, known.learning_way(options, planned, light)
 
 
 def drawn(bench: Bench, traffic: Mapping[str, LlmTraffic], seed: int) -> list[Planned]:
     """The requests of a round, the same under every policy. Raises LoadtestError when a tier has none."""
-    planned = schedule(traffic, bench.duration, 1.0, seed, bench.prompts, bench.model.max_model_len)
+    planned = schedule([bench.part(traffic)], bench.duration, 1.0, seed)
     if missing := [tier for tier in traffic if not any(request.tier == tier for request in planned)]:
         seconds = bench.duration / 1e9
         raise LoadtestError(f"--duration: no request of tier {missing[0]} falls into {seconds:g} s; load longer")
@@ -134,8 +138,8 @@ def under(bench: Bench, weights: str, policy: str, planned: Sequence[Planned], n
     sent = [tier for tier in bench.model.traffic if any(request.tier == tier for request in planned)]
     steps = (OUT / f"{name}.steps").absolute()
     options = {**bench.options, "weights": weights, "policy": policy, "step_log": str(steps)}
-    with launched(bench.repository, MODEL, options, OUT / f"{name}.log") as ports:
-        job = Job(f"127.0.0.1:{ports['grpc_port']}", MODEL, planned, bench.duration, DRAIN)
+    with launched(bench.repository, [MODEL], options, OUT / f"{name}.log") as ports:
+        job = Job(f"127.0.0.1:{ports['grpc_port']}", planned, bench.duration, DRAIN)
         with progress_bar(name, bench.duration) as seen:
             samples, client = run(job, OUT / f"{name}.jsonl", seen)
         counted = counters(ports["metrics_port"])

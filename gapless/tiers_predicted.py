@@ -49,7 +49,7 @@ class Predictor:
         """
         outcome = self._simulate(options, planned, 1)
         said = [value for record in outcome.tiers.values() for value in record.ttft]
-        seen = [sample.ttft for sample in samples if sample.ttft < float("inf")]
+        seen = [first for sample in samples if (first := sample.ttft) is not None and first < float("inf")]
         if not seen:
             raise LoadtestError("capacity: no answer to the light load; measure on a machine without other work")
         return replace(self, way=max(0.0, median(seen) - median(said)))

@@ -57,6 +57,9 @@ def by_tokenizer(path: Path) -> Prompts:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing narrower
         raise PromptError(f"--tokenizer: {path}: {error}; give the model's tokenizer.json") from None
+    # Encoders bring a length to cut to and to fill up to: neither is in a text.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
     return Prompts(
         lambda text: list(tokenizer.encode(text, add_special_tokens=False).offsets), 1.0, f"tokens of {path}"
     )

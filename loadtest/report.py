@@ -1,4 +1,4 @@
-"""What a run says: a table per traffic class for people, one JSON object for machines. Must not judge or measure."""
+"""What a run says: a table per model and traffic class for people, JSON for machines. Must not judge or measure."""
 
 from __future__ import annotations
 
@@ -21,64 +21,105 @@ WORD = {"kept": "kept", "missed": "MISSED", "none": "no verdict"}
 
 
 @dataclass(frozen=True)
+class ModelReport:
+    """What a run says of one of its models."""
+
+    name: str
+    classes: Sequence[ClassSummary]
+    verdicts: Sequence[Verdict]
+
+    @property
+    def held(self) -> bool:
+        """Every target was kept, and there was something to keep."""
+        return bool(self.verdicts) and all(verdict.ruling == "kept" for verdict in self.verdicts)
+
+    def lagged(self, client: Client | None) -> str | None:
+        """Why the load generator was too slow for a verdict on this model, or None."""
+        return lag_reason(client, [verdict.target for verdict in self.verdicts])
+
+
+@dataclass(frozen=True)
 class Report:
     """A whole run. `duration` in ns; `notes` are sentences about how the load was made. A simulation has no client."""
 
-    model: str
     duration: int
     seed: int
     rate_scale: float
     client: Client | None
-    classes: Sequence[ClassSummary]
-    verdicts: Sequence[Verdict]
+    models: Sequence[ModelReport]
     notes: Sequence[str]
 
     @property
     def held(self) -> bool:
-        """Every target was kept, the run counts, and there was something to keep."""
-        kept = bool(self.verdicts) and all(verdict.ruling == "kept" for verdict in self.verdicts)
-        return kept and self.lagged is None
+        """Every target of every model was kept, the run counts, and there was something to keep."""
+        return all(model.held for model in self._promising) and bool(self._promising) and self.lagged is None
 
     @property
     def lagged(self) -> str | None:
-        """Why the load generator was too slow for a verdict, or None."""
-        return lag_reason(self.client, [verdict.target for verdict in self.verdicts])
+        """Why the load generator was too slow for any verdict, or None."""
+        reasons = [model.lagged(self.client) for model in self._promising or self.models]
+        return reasons[0] if all(reasons) else None
 
     @property
     def conclusion(self) -> str:
         if self.lagged is not None:
             return f"No verdict: {self.lagged}."
-        if not self.verdicts:
-            return f"No verdict: models.{self.model}.targets declares none."
-        missed = sum(verdict.ruling == "missed" for verdict in self.verdicts)
-        unknown = sum(verdict.ruling == "none" for verdict in self.verdicts)
+        verdicts = [verdict for model in self.models for verdict in model.verdicts]
+        if not verdicts:
+            names = " and ".join(f"models.{model.name}.targets" for model in self.models)
+            return f"No verdict: {names} {'declares' if len(self.models) == 1 else 'declare'} none."
+        missed = sum(verdict.ruling == "missed" for verdict in verdicts)
+        unknown = sum(verdict.ruling == "none" for verdict in verdicts)
         if missed or unknown:
             parts = [f"{missed} missed"] * (missed > 0) + [f"{unknown} without a verdict"] * (unknown > 0)
-            return f"Not all promises were kept: of {len(self.verdicts)}, {' and '.join(parts)}."
-        return f"All {len(self.verdicts)} promises were kept."
+            return f"Not all promises were kept: of {len(verdicts)}, {' and '.join(parts)}."
+        return f"All {len(verdicts)} promises were kept."
+
+    @property
+    def _promising(self) -> list[ModelReport]:
+        """The models that have targets."""
+        return [model for model in self.models if model.verdicts]
 
 
 def show(report: Report, console: Console) -> None:
-    """Print the report."""
-    for summary in report.classes:
-        console.print(_headline(summary), highlight=False)
-        console.print(_table(report, summary))
-        for error, count in summary.errors.items():
-            console.print(f"  {count} × {error}", style="red", markup=False, highlight=False)
-        console.print()
-    console.print(
-        "Latency counts from the intended send time; ITL is per token (a message of n tokens is n equal gaps); "
-        f"refused and failed requests count as ∞.{_generator(report.client)}",
-        style="dim",
-        highlight=False,
-    )
-    tiers = [summary.tier for summary in report.classes]
-    for verdict in report.verdicts:
-        if verdict.tier not in tiers:
-            console.print(f"{verdict.tier} {verdict.metric.upper()}:", _told(verdict, lagged=False), highlight=False)
+    """Print the report; the name of a model only where there are several."""
+    for model in report.models:
+        if len(report.models) > 1:
+            console.print(Text(model.name, style="bold underline"), end="\n\n")
+        for summary in model.classes:
+            console.print(_headline(summary), highlight=False)
+            console.print(_table(model, summary, report.lagged is not None))
+            for error, count in summary.errors.items():
+                console.print(f"  {count} × {error}", style="red", markup=False, highlight=False)
+            console.print()
+    console.print(_explained(report), style="dim", highlight=False)
+    for model in report.models:
+        _show_unsent(model, f"{model.name} " if len(report.models) > 1 else "", console)
     for note in report.notes:
         console.print(note, style="dim", highlight=False)
     console.print(report.conclusion, style="bold green" if report.held else "bold red", highlight=False)
+
+
+def _show_unsent(model: ModelReport, whose: str, console: Console) -> None:
+    """Promises to tiers that sent nothing, and so have no table."""
+    tiers = [summary.tier for summary in model.classes]
+    for verdict in model.verdicts:
+        if verdict.tier not in tiers:
+            what = f"{whose}{verdict.tier} {verdict.metric.upper()}:"
+            console.print(what, _told(verdict, lagged=False), highlight=False)
+
+
+def _explained(report: Report) -> str:
+    tokens = any(_has_tokens(summary) for model in report.models for summary in model.classes)
+    itl = "ITL is per token (a message of n tokens is n equal gaps); " if tokens or not report.models else ""
+    return (
+        f"Latency counts from the intended send time; {itl}refused and failed requests count as ∞."
+        f"{_generator(report.client)}"
+    )
+
+
+def _has_tokens(summary: ClassSummary) -> bool:
+    return "itl" in summary.latencies
 
 
 def _generator(client: Client | None) -> str:
@@ -89,14 +130,14 @@ def _generator(client: Client | None) -> str:
 
 
 def _headline(summary: ClassSummary) -> str:
+    tokens = f", {summary.output_rate:.1f} output tokens/s" if _has_tokens(summary) else ""
     return (
         f"[bold]{summary.tier}[/bold]: sent {summary.sent}, ok {summary.ok}, rejected {summary.rejected}, failed "
-        f"{summary.failed}\noffered {summary.offered:.2f}/s, achieved {summary.achieved:.2f}/s, "
-        f"{summary.output_rate:.1f} output tokens/s"
+        f"{summary.failed}\noffered {summary.offered:.2f}/s, achieved {summary.achieved:.2f}/s{tokens}"
     )
 
 
-def _table(report: Report, summary: ClassSummary) -> Table:
+def _table(model: ModelReport, summary: ClassSummary, lagged: bool) -> Table:
     """One row per metric: its percentiles, what was promised of it, and the verdict with its numbers."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column("")
@@ -104,11 +145,11 @@ def _table(report: Report, summary: ClassSummary) -> Table:
         table.add_column(show_percentile(q), justify="right", no_wrap=True)
     table.add_column("promise", no_wrap=True)
     table.add_column("verdict")
-    for metric in METRICS:
+    for metric in [metric for metric in METRICS if metric in summary.latencies]:
         values = [summary.latencies[metric].at(q) for q in SHOWN]
-        verdict = next((v for v in report.verdicts if (v.tier, v.metric) == (summary.tier, metric)), None)
+        verdict = next((v for v in model.verdicts if (v.tier, v.metric) == (summary.tier, metric)), None)
         promise = f"{show_percentile(verdict.q)} ≤ {show_duration(verdict.target)}" if verdict else ""
-        told = _told(verdict, report.lagged is not None) if verdict else ""
+        told = _told(verdict, lagged) if verdict else ""
         shown = ["–" if value is None else show_duration(value) for value in values]
         table.add_row(metric.upper(), *shown, promise, told, style="" if verdict else "dim")
     return table
@@ -122,7 +163,6 @@ def _told(verdict: Verdict, lagged: bool) -> Text:
 def as_json(report: Report) -> dict[str, Any]:
     """The report with times in seconds; a percentile that is infinite or has no samples is null."""
     return {
-        "model": report.model,
         "held": report.held,
         "conclusion": report.conclusion,
         "duration_s": report.duration / 1e9,
@@ -130,7 +170,14 @@ def as_json(report: Report) -> dict[str, Any]:
         "rate_scale": report.rate_scale,
         "notes": list(report.notes),
         "client": _client_json(report.client),
-        "classes": {summary.tier: _class_json(summary) for summary in report.classes},
+        "models": {model.name: _model_json(model) for model in report.models},
+    }
+
+
+def _model_json(model: ModelReport) -> dict[str, Any]:
+    return {
+        "held": model.held,
+        "classes": {summary.tier: _class_json(summary) for summary in model.classes},
         "verdicts": [
             {
                 "tier": verdict.tier,
@@ -140,7 +187,7 @@ def as_json(report: Report) -> dict[str, Any]:
                 "verdict": verdict.ruling,
                 "reason": verdict.reason,
             }
-            for verdict in report.verdicts
+            for verdict in model.verdicts
         ],
     }
 
@@ -157,11 +204,9 @@ def _client_json(client: Client | None) -> dict[str, float] | None:
 
 def _class_json(summary: ClassSummary) -> dict[str, Any]:
     counts = {name: getattr(summary, name) for name in ("sent", "ok", "rejected", "failed")}
-    rates = {
-        "offered_per_s": summary.offered,
-        "achieved_per_s": summary.achieved,
-        "output_tokens_per_s": summary.output_rate,
-    }
+    rates = {"offered_per_s": summary.offered, "achieved_per_s": summary.achieved}
+    if _has_tokens(summary):
+        rates["output_tokens_per_s"] = summary.output_rate
     latencies = {
         f"{metric}_s": {show_percentile(q).lower(): _seconds(latency.at(q)) for q in SHOWN}
         | {"samples": len(latency.samples)}

@@ -16,6 +16,7 @@ from loadtest.percentiles import percentile
 from loadtest.samples import Planned, Sample, read
 
 P99 = Fraction(99, 100)
+BURST_ENDED = "the burst ended"  # the error of requests that a closed burst cut off
 
 
 class LoadtestError(ValueError):
@@ -26,14 +27,15 @@ class LoadtestError(ValueError):
 
 @dataclass(frozen=True)
 class Job:
-    """`duration` and `drain` (how long answers may take once no more is sent) in ns.
+    """Requests to the models of one server.
+
+    `duration` and `drain` (how long answers may take once no more is sent) in ns.
 
     `closed_users` = 0 sends every request at its time; more make a burst: so many users, each sending the next request
     as soon as its last one ended, until `duration` is over.
     """
 
     url: str
-    model: str
     requests: Sequence[Planned]
     duration: int
     drain: int
@@ -85,8 +87,7 @@ def run(
 
 def _work(job: Job, samples: Path, progress: Callable[[Progress], None]) -> dict[str, Any]:
     """The worker's last message. Whatever happens here, the worker is gone afterwards."""
-    tiers = list(dict.fromkeys(request.tier for request in job.requests))
-    text = json.dumps(asdict(job) | {"tiers": tiers, "samples": str(samples)})
+    text = json.dumps(asdict(job) | {"samples": str(samples)})
     last: dict[str, Any] = {}
     with tempfile.TemporaryFile("w+") as errors:
         worker = subprocess.Popen(

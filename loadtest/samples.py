@@ -13,18 +13,27 @@ from typing import Any, Literal
 
 Outcome = Literal["ok", "rejected", "failed"]
 
+POOL = 32  # pictures, or sets of arrays, that a run sends again and again
+
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A request as the schedule has it: when it should be sent, and what it asks for."""
+    """A request as the schedule has it: when it should be sent, to which model, and what it asks for.
+
+    An LLM is asked for `max_tokens` after `system` and `text`, or after `ids`. A model that answers in one piece is
+    asked for no tokens, and gets `text`, or the picture or arrays number `item` of a pool of POOL that the load
+    generator makes before the run: so the plan stays small.
+    """
 
     id: str
+    model: str
     tier: str
     at: int  # ns since the run began
-    system: str  # "" = none
-    text: str
-    max_tokens: int
+    text: str = ""
+    system: str = ""  # "" = none
+    max_tokens: int = 0  # 0 = the answer comes in one piece
     ids: tuple[int, ...] = ()  # the prompt as token ids, instead of text
+    item: int | None = None
 
     @property
     def messages(self) -> list[dict[str, str]]:
@@ -38,10 +47,12 @@ class Sample:
     """A request as it went.
 
     `messages` holds (time, tokens) of every message that carried tokens. `first` is the time of the first of them and
-    `end` that of the end of the answer, None when they never came. `asked` is the number of output tokens asked for.
+    `end` that of the end of the answer, None when they never came. `asked` is the number of output tokens asked for, 0
+    of a model that answers in one piece: then there are no messages, no TTFT and no ITL.
     """
 
     id: str
+    model: str
     tier: str
     intended: int
     sent: int
@@ -57,8 +68,10 @@ class Sample:
     output_tokens: int
 
     @property
-    def ttft(self) -> float:
-        """ns from the intended send time to the first token; infinite unless the request ended well."""
+    def ttft(self) -> float | None:
+        """ns from the intended send time to the first token; infinite unless it ended well, None without tokens."""
+        if not self.asked:
+            return None
         return self.first - self.intended if self.outcome == "ok" and self.first is not None else float("inf")
 
     @property
@@ -73,7 +86,7 @@ class Sample:
         """
         for (before, _), (time, tokens) in zip(self.messages, self.messages[1:], strict=False):
             yield from [(time - before) / tokens] * tokens
-        if self.outcome != "ok":
+        if self.asked and self.outcome != "ok":
             received = sum(tokens for _, tokens in self.messages)
             yield from [float("inf")] * (self.asked - max(1, received))
 

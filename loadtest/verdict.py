@@ -1,17 +1,17 @@
-"""From raw samples to numbers per traffic class, and from numbers and promises to verdicts.
+"""From raw samples of one model to numbers per traffic class, and from numbers and promises to verdicts.
 
 A refused or failed request is a miss: it counts at infinity in every latency. Must not know sockets or how to print.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
 from config_gen.quantity import show_duration, show_percentile
-from config_gen.spec import LlmTraffic, Targets
+from config_gen.spec import Targets
 from loadtest.percentiles import percentile, samples_needed
 from loadtest.run import Client
 from loadtest.samples import Sample
@@ -36,7 +36,10 @@ class Latency:
 
 @dataclass(frozen=True)
 class ClassSummary:
-    """One traffic class over a run. Rates are requests per second; `achieved` counts good answers ended in time."""
+    """One traffic class over a run. Rates are requests per second; `achieved` counts good answers ended in time.
+
+    Of a model that answers in one piece `latencies` holds E2E only.
+    """
 
     tier: str
     sent: int
@@ -62,12 +65,14 @@ class Verdict:
     reason: str
 
 
-def summarize(samples: Sequence[Sample], tiers: Sequence[str], duration: int) -> list[ClassSummary]:
-    """Numbers of each tier over a load of `duration` ns."""
-    return [_summarize(tier, [sample for sample in samples if sample.tier == tier], duration) for tier in tiers]
+def summarize(
+    samples: Sequence[Sample], tiers: Sequence[str], duration: int, tokens: bool = True
+) -> list[ClassSummary]:
+    """Numbers of each tier of a model over a load of `duration` ns; `tokens`: it answers token by token."""
+    return [_summarize(tier, [sample for sample in samples if sample.tier == tier], duration, tokens) for tier in tiers]
 
 
-def _summarize(tier: str, samples: Sequence[Sample], duration: int) -> ClassSummary:
+def _summarize(tier: str, samples: Sequence[Sample], duration: int, tokens: bool) -> ClassSummary:
     seconds = duration / 1e9
     good = [sample for sample in samples if sample.outcome == "ok"]
     errors = [sample.error for sample in samples if sample.outcome != "ok"]
@@ -80,13 +85,17 @@ def _summarize(tier: str, samples: Sequence[Sample], duration: int) -> ClassSumm
         offered=len(samples) / seconds,
         achieved=sum(sample.end is not None and sample.end <= duration for sample in good) / seconds,
         output_rate=sum(n for sample in samples for time, n in sample.messages if time <= duration) / seconds,
-        latencies={
-            "ttft": Latency(tuple(sorted(sample.ttft for sample in samples))),
-            "itl": Latency(tuple(sorted(gap for sample in samples for gap in sample.itl()))),
-            "e2e": Latency(tuple(sorted(sample.e2e for sample in samples))),
-        },
+        latencies=(_token_latencies(samples) if tokens else {})
+        | {"e2e": Latency(tuple(sorted(sample.e2e for sample in samples)))},
         errors={error: errors.count(error) for error in dict.fromkeys(errors)},
     )
+
+
+def _token_latencies(samples: Sequence[Sample]) -> dict[str, Latency]:
+    return {
+        "ttft": Latency(tuple(sorted(first for sample in samples if (first := sample.ttft) is not None))),
+        "itl": Latency(tuple(sorted(gap for sample in samples for gap in sample.itl()))),
+    }
 
 
 def lag_reason(client: Client | None, targets: Iterable[int]) -> str | None:
@@ -104,10 +113,10 @@ def lag_reason(client: Client | None, targets: Iterable[int]) -> str | None:
 def judge(
     summaries: Sequence[ClassSummary],
     targets: Mapping[str, Targets],
-    traffic: Mapping[str, LlmTraffic],
+    traffic: Collection[str],
     client: Client | None,
 ) -> list[Verdict]:
-    """One verdict per declared target, in the order of declaration."""
+    """One verdict per declared target of a model, in the order of declaration; `traffic`: the tiers that send."""
     by_tier = {summary.tier: summary for summary in summaries}
     declared = [
         (tier, metric, promised.at, getattr(promised, metric))

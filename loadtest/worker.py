@@ -1,8 +1,8 @@
 """The load generator, a process of its own: `python -m loadtest.worker` reads a job as JSON on stdin.
 
-Locust's users are greenlets of the main thread and say when to send; streams are a thread's of their own, which is why
-nothing is patched here. Reports progress and its own lag as JSON lines on stdout and writes raw samples to a file. Must
-not know targets or verdicts.
+Locust's users are greenlets of the main thread and say when to send; the connection is on a thread of its own, which is
+why nothing is patched here. Reports progress and its own lag as JSON lines on stdout and writes raw samples to a file.
+Must not know targets or verdicts.
 """
 
 import os
@@ -24,24 +24,25 @@ from locust import User, task
 from locust.env import Environment
 from locust.exception import StopUser
 
-from loadtest import samples, stream
+from loadtest import probe, samples
+from loadtest.connection import Connection
+from loadtest.run import BURST_ENDED
 from loadtest.samples import Planned, Sample
+from loadtest.unary import Inputs
 
 REPORT_PERIOD = 0.25  # s between progress lines
-BURST_ENDED = "the burst ended"
 
 
 class Run:
-    """One job under way: its clock, its streams, its samples."""
+    """One job under way: its clock, its connection, its samples."""
 
-    def __init__(self, job: dict[str, Any]) -> None:
-        self.url, self.model = str(job["url"]), str(job["model"])
-        self.requests = [Planned(**raw) for raw in job["requests"]]
+    def __init__(self, job: dict[str, Any], requests: list[Planned], inputs: dict[str, Inputs]) -> None:
+        self.requests = requests
         self.duration, self.drain = int(job["duration"]), int(job["drain"])
         self.closed_users = int(job["closed_users"])
         self.samples: list[Sample] = []
         self._start = time.monotonic_ns()
-        self.streams = stream.Streams(self.url, self.model, self.now)
+        self.connection = Connection(job["url"], inputs, self.now)
         self.environment = Environment(user_classes=user_classes(self), catch_exceptions=False)
         self.runner = self.environment.create_local_runner()
 
@@ -54,12 +55,12 @@ class Run:
     def send(self, request: Planned, intended: int) -> None:
         """Send one request and wait for its end; keep its sample and tell locust."""
         ended: AsyncResult[Sample] = AsyncResult()
-        self.streams.send(request, intended, ended.set)
+        self.connection.send(request, intended, ended.set)
         sample = ended.get()
         self.samples.append(sample)
         self.environment.events.request.fire(
             request_type="gRPC",
-            name=request.tier,
+            name=f"{request.model}/{request.tier}",
             response_time=((sample.end or 0) - intended) / 1e6,
             response_length=sample.output_tokens,
             exception=RuntimeError(sample.error) if sample.outcome != "ok" else None,
@@ -68,14 +69,14 @@ class Run:
 
 
 def user_classes(run: Run) -> list[type[User]]:
-    """One locust user class per traffic class (open loop), or one for the whole mix (closed loop)."""
+    """One locust user class per model and tier (open loop), or one for the whole mix (closed loop)."""
     if run.closed_users:
         return [closed_user(run)]
-    return [open_user(run, tier) for tier in dict.fromkeys(request.tier for request in run.requests)]
+    return [open_user(run, *sender) for sender in dict.fromkeys((r.model, r.tier) for r in run.requests)]
 
 
-def open_user(run: Run, tier: str) -> type[User]:
-    """A tier's dispatcher: sends each request at its time, whatever became of those before it."""
+def open_user(run: Run, model: str, tier: str) -> type[User]:
+    """The dispatcher of a model's tier: sends each request at its time, whatever became of those before it."""
 
     class TierUser(User):
         fixed_count = 1
@@ -84,14 +85,14 @@ def open_user(run: Run, tier: str) -> type[User]:
         def walk(self) -> None:
             in_flight = Group()
             for request in run.requests:
-                if request.tier == tier:
+                if (request.model, request.tier) == (model, tier):
                     gevent.sleep(max(0, (request.at - run.now()) / 1e9))
                     in_flight.spawn(run.send, request, request.at)
             while not in_flight.join(timeout=max(0.1, (run.duration + run.drain - run.now()) / 1e9)):
-                run.streams.abandon(f"no end of answer {run.drain / 1e9:g} s after the load ended")
+                run.connection.abandon(f"no end of answer {run.drain / 1e9:g} s after the load ended")
             raise StopUser
 
-    TierUser.__name__ = tier
+    TierUser.__name__ = f"{model}/{tier}"
     return TierUser
 
 
@@ -116,7 +117,7 @@ def watch_progress(run: Run) -> None:
     while True:
         gevent.sleep(REPORT_PERIOD)
         failed = sum(sample.outcome != "ok" for sample in run.samples)
-        say({"now": run.now(), "ended": len(run.samples), "in_flight": run.streams.in_flight, "failed": failed})
+        say({"now": run.now(), "ended": len(run.samples), "in_flight": run.connection.in_flight, "failed": failed})
 
 
 def say(message: dict[str, object]) -> None:
@@ -126,7 +127,7 @@ def say(message: dict[str, object]) -> None:
 def end_burst(run: Run) -> None:
     gevent.sleep(run.duration / 1e9)
     while True:
-        run.streams.abandon(BURST_ENDED)
+        run.connection.abandon(BURST_ENDED)
         gevent.sleep(0.05)
 
 
@@ -136,7 +137,7 @@ def execute(run: Run) -> dict[str, object]:
     gc.freeze()  # the plan is large and stays: no collection should walk it while times are taken
     before = resource.getrusage(resource.RUSAGE_SELF)
     run.begin()
-    run.streams.watch_lag()
+    run.connection.watch_lag()
     beside = [gevent.spawn(watch_progress, run)]
     if run.closed_users:
         beside.append(gevent.spawn(end_burst, run))
@@ -147,23 +148,24 @@ def execute(run: Run) -> dict[str, object]:
     gevent.killall(beside)
     after = resource.getrusage(resource.RUSAGE_SELF)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {"wall": wall, "cpu": int(cpu * 1e9), "lags": run.streams.lags}
+    return {"wall": wall, "cpu": int(cpu * 1e9), "lags": run.connection.lags}
 
 
 def main() -> int:
     job = json.load(sys.stdin)
+    requests = [Planned(**raw) for raw in job["requests"]]
     try:
-        stream.check(job["url"], job["model"], job["tiers"])
-    except stream.Unusable as error:
+        inputs = probe.check(job["url"], requests)
+    except probe.Unusable as error:
         print(error, file=sys.stderr)
-        return stream.Unusable.exit_status
-    run = Run(job)
+        return probe.Unusable.exit_status
+    run = Run(job, requests, inputs)
     last = execute(run)
     if not run.closed_users and len(run.samples) != len(run.requests):
         raise RuntimeError(f"{len(run.requests)} requests were planned and {len(run.samples)} came to an end")
     samples.write(Path(job["samples"]), sorted(run.samples, key=lambda sample: (sample.intended, sample.id)))
     say(last)
-    run.streams.close()
+    run.connection.close()
     run.runner.quit()
     return 0
 

@@ -50,6 +50,19 @@ def scripted_repository(folder: Path, weights: Path, step_seconds: float) -> Pat
     return folder
 
 
+TEXT, PICTURE = 'name: "text" data_type: TYPE_STRING dims: [ 1 ]', 'name: "image" data_type: TYPE_STRING dims: [ 1 ]'
+
+
+def add_stand_in(repository: Path, name: str, takes: str = TEXT, seconds: float = 0.001, queue_size: int = 0) -> None:
+    """A model that answers in one piece: what it takes, seconds a batch, requests that may wait (0: any number)."""
+    source, version = Path(__file__).parent / "models" / "stand_in", repository / name / "1"
+    version.mkdir(parents=True)
+    shutil.copy(source / "model.py", version)
+    config = (source / "config.pbtxt").read_text().replace("NAME", name).replace("INPUT", takes)
+    config = config.replace("SECONDS", str(seconds)).replace("QUEUE", str(queue_size))
+    (repository / name / "config.pbtxt").write_text(config)
+
+
 def wait_for(what: Callable[[], Any], seconds: float = 30.0) -> Any:
     """The first true value of `what()`; fails the test when there is none in time."""
     until = time.monotonic() + seconds

@@ -38,6 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 EXTRA = {
     ("decode.triton_io", "observe.metrics"),  # the declarations of the metrics that it sets
     ("engines.triton_io", "decode.supervision"),  # one line to the launcher for all models
+    ("engines.served.model", "decode.stub"),  # one check of the stub for all models
 }
 FOREIGN = {  # libraries a room must not know
     "builders": {"tritonclient", "locust"},
@@ -49,7 +50,7 @@ FOREIGN = {  # libraries a room must not know
     "observe": {"torch", "locust"},
 }
 PB_UTILS = "triton_python_backend_utils"
-EDGES = {"decode.triton_io", "decode.stub", "engines.triton_io"}
+EDGES = {"decode.triton_io", "decode.stub", "engines.triton_io", "engines.served.model"}
 # Inside decode, imports point downward: a module may not import one of a higher layer.
 ABOVE_EXECUTORS = {"decode.scheduler", "decode.engine", "decode.driver", "decode.service", "decode.triton_io"}
 

@@ -30,7 +30,9 @@ SECOND = 10**9
 def sample(tier: str, messages: list[tuple[int, int]], prompt: int = 0, cached: int = 0) -> Sample:
     asked = sum(n for _, n in messages)
     first, end = (messages[0][0], messages[-1][0]) if messages else (None, None)
-    return Sample("x", tier, 0, 0, first, end, tuple(messages), "ok", "", "length", asked, prompt, cached, asked)
+    return Sample(
+        "x", "chat", tier, 0, 0, first, end, tuple(messages), "ok", "", "length", asked, prompt, cached, asked
+    )
 
 
 def test_the_mean_of_a_length_is_that_of_its_draws() -> None:

@@ -13,16 +13,17 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from config_gen.spec import Lengths, LlmTraffic, Targets
+from config_gen.spec import Lengths, LlmModel, LlmTraffic, Targets
 from loadtest import samples
-from loadtest.arrivals import TooManyRequests, lognormal, schedule
+from loadtest.arrivals import lognormal
 from loadtest.capacity import served_requests
 from loadtest.percentiles import percentile, samples_needed
 from loadtest.prompts import by_words
-from loadtest.report import Report, as_json, show
+from loadtest.report import ModelReport, Report, as_json, show
 from loadtest.run import Client
 from loadtest.samples import Outcome, Sample
-from loadtest.verdict import judge, summarize
+from loadtest.schedule import Part, TooManyRequests, schedule
+from loadtest.verdict import ClassSummary, Verdict, judge, summarize
 
 SECOND = 10**9
 MS = 10**6
@@ -39,6 +40,7 @@ def sample(
 ) -> Sample:
     return Sample(
         id=f"{tier}-{intended}",
+        model="chat",
         tier=tier,
         intended=intended,
         sent=intended,
@@ -60,6 +62,15 @@ def traffic(rate: float = 5, shared_prefix: int = 0) -> LlmTraffic:
     return LlmTraffic.model_validate(
         {"rate": f"{rate}/s", "prompt": lengths, "output": lengths, "shared_prefix": shared_prefix}
     )
+
+
+def chat(shapes: dict[str, LlmTraffic], max_model_len: int = 4096) -> Part:
+    raw = {"kind": "llm", "source": "wheel:x", "max_model_len": max_model_len}
+    return Part("chat", LlmModel.model_validate(raw).model_copy(update={"traffic": shapes}), WORDS)
+
+
+def report(classes: list[ClassSummary], verdicts: list[Verdict], client: Client = GOOD_CLIENT) -> Report:
+    return Report(10 * SECOND, 0, 1, client, [ModelReport("chat", classes, verdicts)], ["A note."])
 
 
 def targets(**given: str) -> Targets:
@@ -126,7 +137,7 @@ def test_lengths_have_the_declared_median_and_95th_percentile() -> None:
 
 
 def test_arrivals_are_a_poisson_process_of_the_scaled_rate() -> None:
-    planned = schedule({"api": traffic(rate=20)}, 300 * SECOND, 0.5, 0, WORDS, 4096)
+    planned = schedule([chat({"api": traffic(rate=20)})], 300 * SECOND, 0.5, 0)
     gaps = np.diff([request.at for request in planned]) / SECOND
     assert len(planned) == pytest.approx(3000, rel=0.06)  # three standard deviations
     assert gaps.mean() == pytest.approx(0.1, rel=0.06)
@@ -135,10 +146,10 @@ def test_arrivals_are_a_poisson_process_of_the_scaled_rate() -> None:
 
 
 def test_the_seed_fixes_the_schedule_and_tiers_do_not_disturb_each_other() -> None:
-    both = schedule({"a": traffic(), "b": traffic()}, 10 * SECOND, 1, 7, WORDS, 4096)
-    assert both == schedule({"a": traffic(), "b": traffic()}, 10 * SECOND, 1, 7, WORDS, 4096)
-    assert [r for r in both if r.tier == "a"] == schedule({"a": traffic()}, 10 * SECOND, 1, 7, WORDS, 4096)
-    assert both != schedule({"a": traffic(), "b": traffic()}, 10 * SECOND, 1, 8, WORDS, 4096)
+    both = schedule([chat({"a": traffic(), "b": traffic()})], 10 * SECOND, 1, 7)
+    assert both == schedule([chat({"a": traffic(), "b": traffic()})], 10 * SECOND, 1, 7)
+    assert [r for r in both if r.tier == "a"] == schedule([chat({"a": traffic()})], 10 * SECOND, 1, 7)
+    assert both != schedule([chat({"a": traffic(), "b": traffic()})], 10 * SECOND, 1, 8)
     assert [request.at for request in both] == sorted(request.at for request in both)
     assert len({request.id for request in both}) == len(both)
 
@@ -146,11 +157,11 @@ def test_the_seed_fixes_the_schedule_and_tiers_do_not_disturb_each_other() -> No
 @pytest.mark.parametrize(("rate", "seconds"), [(1e9, 60), (6, 99999999 * 3600)])
 def test_more_requests_than_can_be_planned_are_refused_at_once(rate: float, seconds: int) -> None:
     with pytest.raises(TooManyRequests, match="at most 1000000 are allowed"):
-        schedule({"a": traffic(rate=rate)}, seconds * SECOND, 1, 0, WORDS, 4096)
+        schedule([chat({"a": traffic(rate=rate)})], seconds * SECOND, 1, 0)
 
 
 def test_half_of_the_requests_share_a_system_prompt_and_nothing_else() -> None:
-    planned = schedule({"a": traffic(shared_prefix=50)}, 60 * SECOND, 1, 7, WORDS, 4096)
+    planned = schedule([chat({"a": traffic(shared_prefix=50)})], 60 * SECOND, 1, 7)
     systems = [request.system for request in planned]
     assert set(systems) == {"", max(systems)}
     assert abs(systems.count("") - len(systems) / 2) <= 1
@@ -158,7 +169,7 @@ def test_half_of_the_requests_share_a_system_prompt_and_nothing_else() -> None:
 
 
 def test_no_request_is_longer_than_the_model() -> None:
-    for request in schedule({"a": traffic(shared_prefix=50)}, 60 * SECOND, 1, 7, WORDS, 256):
+    for request in schedule([chat({"a": traffic(shared_prefix=50)}, 256)], 60 * SECOND, 1, 7):
         assert len((request.system + request.text).split()) / 0.75 + request.max_tokens <= 256
         assert request.max_tokens >= 1
         assert request.text
@@ -208,9 +219,9 @@ def test_a_lagging_client_gives_no_verdict(client: Client) -> None:
     assert ruled == "none"
     assert "the client itself lagged" in reason
     assert ruling(hundred, client, ttft="1100ms")[0][0] == "kept"  # a twentieth of the target: 55 ms
-    report = Report("chat", SECOND, 0, 1, client, summarize(hundred, ["api"], SECOND), [], [])
-    assert not report.held
-    assert report.conclusion.startswith("No verdict: the client itself lagged")
+    found = report(summarize(hundred, ["api"], SECOND), [], client)
+    assert not found.held
+    assert found.conclusion.startswith("No verdict: the client itself lagged")
 
 
 def test_a_tier_without_traffic_gives_no_verdict() -> None:
@@ -236,16 +247,17 @@ def test_the_report_says_the_same_to_people_and_machines() -> None:
     taken = [sample(messages=((5 * MS, 1), (9 * MS, 3))) for _ in range(99)] + [sample(outcome="rejected")] * 2
     classes = summarize(taken, ["api"], 10 * SECOND)
     verdicts = judge(classes, {"api": targets(ttft="10ms", itl="2s", at="p95")}, {"api": traffic()}, GOOD_CLIENT)
-    report = Report("chat", 10 * SECOND, 0, 1, GOOD_CLIENT, classes, verdicts, ["A note."])
-    told = json.loads(json.dumps(as_json(report), allow_nan=False))
-    assert told["held"] is report.held is True
+    found = report(classes, verdicts)
+    told = json.loads(json.dumps(as_json(found), allow_nan=False))
+    assert told["held"] is told["models"]["chat"]["held"] is found.held is True
+    told = told["models"]["chat"]
     assert told["classes"]["api"]["ttft_s"] == {"p50": 0.005, "p95": 0.005, "p99": None, "samples": 101}
     assert [(v["metric"], v["at"], v["verdict"]) for v in told["verdicts"]] == [
         ("ttft", "p95", "kept"),
         ("itl", "p95", "kept"),
     ]
     console = Console(width=120, record=True)
-    show(report, console)
+    show(found, console)
     text = console.export_text()
     assert "sent 101, ok 99, rejected 2, failed 0" in text
     assert "2 × queue of tier api is full" in text
@@ -257,14 +269,14 @@ def test_the_report_says_the_same_to_people_and_machines() -> None:
 def test_a_promise_to_a_tier_that_sends_nothing_is_told_as_well() -> None:
     verdicts = judge([], {"batch": targets(e2e="1s")}, {}, GOOD_CLIENT)
     console = Console(width=120, record=True)
-    show(Report("chat", SECOND, 0, 1, GOOD_CLIENT, [], verdicts, []), console)
+    show(report([], verdicts), console)
     assert "batch E2E: no verdict: no traffic is declared for the tier" in console.export_text()
 
 
 def test_nothing_promised_is_nothing_kept() -> None:
-    report = Report("chat", SECOND, 0, 1, GOOD_CLIENT, [], [], [])
-    assert not report.held
-    assert report.conclusion == "No verdict: models.chat.targets declares none."
+    found = report([], [])
+    assert not found.held
+    assert found.conclusion == "No verdict: models.chat.targets declares none."
 
 
 def test_capacity_counts_cut_requests_by_the_tokens_that_came() -> None:

@@ -21,9 +21,9 @@ from gapless.child import ChildError, server
 from gapless.commands.demo import LOG, REPOSITORY
 from gapless.limits import options
 from loadtest import capacity, run
-from loadtest.arrivals import schedule
 from loadtest.prompts import by_tokenizer
 from loadtest.samples import Planned
+from loadtest.schedule import Part, schedule
 
 ROOT = Path(__file__).resolve().parent.parent
 SECOND = 10**9
@@ -62,7 +62,7 @@ def workplace(smollm2_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture(scope="module")
 def url(workplace: Path) -> Iterator[str]:
-    with server(REPOSITORY, "chat", options(SPEC, CHAT), LOG) as where:
+    with server(REPOSITORY, ["chat"], options(SPEC, CHAT), LOG) as where:
         yield where
 
 
@@ -70,9 +70,17 @@ def tokenizer(folder: Path) -> Path:
     return folder / "model_repository/chat/1/tokenizer.json"
 
 
+def part(folder: Path) -> Part:
+    return Part("chat", CHAT, by_tokenizer(tokenizer(folder)))
+
+
+def asked(name: str, tier: str, text: str, max_tokens: int) -> Planned:
+    return Planned(name, "chat", tier, 0, text, max_tokens=max_tokens)
+
+
 def test_every_token_asked_for_comes_and_is_counted(workplace: Path, url: str) -> None:
-    planned = schedule(CHAT.traffic, 6 * SECOND, 1, 3, by_tokenizer(tokenizer(workplace)), CHAT.max_model_len)
-    taken, client = run.run(run.Job(url, "chat", planned, 6 * SECOND, 60 * SECOND))
+    planned = schedule([part(workplace)], 6 * SECOND, 1, 3)
+    taken, client = run.run(run.Job(url, planned, 6 * SECOND, 60 * SECOND))
     assert {sample.tier for sample in taken} == {"interactive", "api"}
     assert [(s.id, s.outcome, s.error) for s in taken] == [(request.id, "ok", "") for request in planned]
     for request, sample in zip(planned, taken, strict=True):
@@ -84,21 +92,22 @@ def test_every_token_asked_for_comes_and_is_counted(workplace: Path, url: str) -
 
 def test_prompts_have_the_length_that_was_drawn_and_the_shared_prefix_is_cached(workplace: Path, url: str) -> None:
     drawn = by_tokenizer(tokenizer(workplace))
-    planned = schedule({"interactive": CHAT.traffic["interactive"]}, 8 * SECOND, 1, 4, drawn, CHAT.max_model_len)
-    taken, _ = run.run(run.Job(url, "chat", planned, 8 * SECOND, 60 * SECOND))
+    alone = CHAT.model_copy(update={"traffic": {"interactive": CHAT.traffic["interactive"]}})
+    planned = schedule([Part("chat", alone, drawn)], 8 * SECOND, 1, 4)
+    taken, _ = run.run(run.Job(url, planned, 8 * SECOND, 60 * SECOND))
     sharing = [sample for request, sample in zip(planned, taken, strict=True) if request.system]
     assert all(sample.prompt_tokens > 64 for sample in sharing)
     # Pages of 16 tokens: of template and 64 shared tokens at least four pages, once the first of them has been read.
     assert all(sample.cached_tokens >= 64 for sample in sharing[1:])
-    one = [Planned("exact", "api", 0, "", drawn.draw(Random(0), 100), 1)]
-    two = [Planned("more", "api", 0, "", drawn.draw(Random(1), 150), 1)]
-    [short], [long] = (run.run(run.Job(url, "chat", job, SECOND, 60 * SECOND))[0] for job in (one, two))
+    one = [asked("exact", "api", drawn.draw(Random(0), 100), 1)]
+    two = [asked("more", "api", drawn.draw(Random(1), 150), 1)]
+    [short], [long] = (run.run(run.Job(url, job, SECOND, 60 * SECOND))[0] for job in (one, two))
     assert long.prompt_tokens - short.prompt_tokens == pytest.approx(50, abs=6)  # joints of sentences may merge
 
 
 def test_a_full_queue_is_a_refusal_that_says_what_to_do(url: str) -> None:
-    crowd = [Planned(f"crowd-{n}", "narrow", 0, "", f"Count to {n}.", 40) for n in range(60)]
-    taken, _ = run.run(run.Job(url, "chat", crowd, SECOND, 60 * SECOND))
+    crowd = [asked(f"crowd-{n}", "narrow", f"Count to {n}.", 40) for n in range(60)]
+    taken, _ = run.run(run.Job(url, crowd, SECOND, 60 * SECOND))
     refused = [sample for sample in taken if sample.outcome == "rejected"]
     assert refused
     assert all("narrow" in sample.error and "max_queue" in sample.error for sample in refused)
@@ -107,13 +116,13 @@ def test_a_full_queue_is_a_refusal_that_says_what_to_do(url: str) -> None:
 
 def test_an_undeclared_tier_is_told_before_the_load(url: str) -> None:
     with pytest.raises(run.LoadtestError, match=r"does not serve tier 'bulk': .*interactive"):
-        run.run(run.Job(url, "chat", [Planned("a", "bulk", 0, "", "Hello.", 1)], SECOND, SECOND))
+        run.run(run.Job(url, [asked("a", "bulk", "Hello.", 1)], SECOND, SECOND))
 
 
 def test_a_burst_measures_a_capacity_and_its_requests_are_cancelled(workplace: Path, url: str) -> None:
-    mix = schedule(CHAT.traffic, 200 * SECOND, 1, 5, by_tokenizer(tokenizer(workplace)), CHAT.max_model_len)
-    assert capacity.measure(url, "chat", mix, 3 * SECOND) > 0.1
-    after, _ = run.run(run.Job(url, "chat", [Planned("after", "api", 0, "", "Hello.", 2)], SECOND, 60 * SECOND))
+    mix = schedule([part(workplace)], 200 * SECOND, 1, 5)
+    assert capacity.measure(url, mix, 3 * SECOND) > 0.1
+    after, _ = run.run(run.Job(url, [asked("after", "api", "Hello.", 2)], SECOND, 60 * SECOND))
     assert [sample.outcome for sample in after] == ["ok"]
 
 
@@ -128,13 +137,13 @@ def test_the_command_judges_the_real_server(workplace: Path, url: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     told = json.loads((workplace / "o.json").read_text())
     assert told["notes"] == ["Prompts: tokens of model_repository/chat/1/tokenizer.json."]
-    assert told["classes"]["api"]["ok"] == told["classes"]["api"]["sent"] > 0
+    assert told["models"]["chat"]["classes"]["api"]["ok"] == told["models"]["chat"]["classes"]["api"]["sent"] > 0
 
 
 def test_a_server_that_cannot_start_is_told_with_its_reason(workplace: Path) -> None:
     with (
         pytest.raises(ChildError, match=r"^the server ended with status 2: .*nowhere"),
-        server(Path("nowhere"), "chat", {}, LOG),
+        server(Path("nowhere"), ["chat"], {}, LOG),
     ):
         pass
 

@@ -23,15 +23,15 @@ from loadtest.samples import Planned, Sample
 SECOND = 10**9
 
 
-def planned(times: Sequence[float], tier: str = "api", max_tokens: int = 3) -> list[Planned]:
+def planned(times: Sequence[float], tier: str = "api", max_tokens: int = 3, model: str = "chat") -> list[Planned]:
     return [
-        Planned(f"{tier}-{n}", tier, int(at * SECOND), "Be brief." if n % 2 else "", f"Hello {n}.", max_tokens)
+        Planned(f"{tier}-{n}", model, tier, int(at * SECOND), f"Hello {n}.", "Be brief." if n % 2 else "", max_tokens)
         for n, at in enumerate(times)
     ]
 
 
-def load(url: str, requests: Sequence[Planned], seconds: float, drain: float = 5, model: str = "chat") -> list[Sample]:
-    return run.run(run.Job(url, model, requests, int(seconds * SECOND), int(drain * SECOND)))[0]
+def load(url: str, requests: Sequence[Planned], seconds: float, drain: float = 5) -> list[Sample]:
+    return run.run(run.Job(url, requests, int(seconds * SECOND), int(drain * SECOND)))[0]
 
 
 def test_every_request_is_sent_with_its_tier_and_prompt_and_gives_one_sample(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_every_request_is_sent_with_its_tier_and_prompt_and_gives_one_sample(tmp
 
     requests = sorted(planned([0.1, 0.2, 0.3]) + planned([0.15], "interactive"), key=lambda r: r.at)
     with fake_triton(answer) as url:
-        taken, client = run.run(run.Job(url, "chat", requests, SECOND, SECOND), tmp_path / "raw.jsonl")
+        taken, client = run.run(run.Job(url, requests, SECOND, SECOND), tmp_path / "raw.jsonl")
     assert [(s.id, s.tier, s.intended, s.asked) for s in taken] == [(r.id, r.tier, r.at, 3) for r in requests]
     assert all((s.outcome, s.finish_reason, s.error) == ("ok", "length", "") for s in taken)
     assert all((s.prompt_tokens, s.cached_tokens, s.output_tokens) == (7, 3, 3) for s in taken)
@@ -155,7 +155,7 @@ def test_a_stopped_client_is_seen_in_its_own_lag() -> None:
             worker.send_signal(signal.SIGCONT)
 
     with fake_triton() as url:
-        job = run.Job(url, "chat", planned([n * 0.05 for n in range(40)]), 2 * SECOND, SECOND)
+        job = run.Job(url, planned([n * 0.05 for n in range(40)]), 2 * SECOND, SECOND)
         _, client = run.run(job, progress=stop_once)
     assert client.send_lag > 0.25 * SECOND
     assert client.loop_lag > 0.25 * SECOND
@@ -177,7 +177,7 @@ def test_a_burst_counts_what_was_served_and_leaves_nothing_running() -> None:
         yield final(asked)
 
     with fake_triton(answer) as url:
-        rate = capacity.measure(url, "chat", planned([0.0] * 50, max_tokens=8), SECOND)
+        rate = capacity.measure(url, planned([0.0] * 50, max_tokens=8), SECOND)
     assert rate == pytest.approx(capacity.USERS * 0.5)
     assert len(left) == capacity.USERS
 
@@ -191,9 +191,9 @@ def test_a_server_that_serves_nothing_has_no_capacity() -> None:
 
     with (
         fake_triton(answer) as url,
-        pytest.raises(run.LoadtestError, match=r"capacity: no token came back .* no pages"),
+        pytest.raises(run.LoadtestError, match=r"^capacity: chat: nothing came back in 0.5 s: no pages$"),
     ):
-        capacity.measure(url, "chat", planned([0.0] * 50), SECOND // 2)
+        capacity.measure(url, planned([0.0] * 50), SECOND // 2)
 
 
 def test_what_cannot_be_loaded_is_told_in_one_line() -> None:
@@ -207,7 +207,7 @@ def test_what_cannot_be_loaded_is_told_in_one_line() -> None:
             load(nobody, planned([0.1]), 0.2)
     with fake_triton(only_api) as url:
         with pytest.raises(run.LoadtestError, match=rf"^model 'other' is not ready on {url}; ready there: chat$"):
-            load(url, planned([0.1]), 0.2, model="other")
+            load(url, planned([0.1], model="other"), 0.2)
         with pytest.raises(
             run.LoadtestError,
             match=r"does not serve tier 'bulk': tier 'bulk' is not allowed; api; serve with --sla FILE$",
@@ -257,10 +257,10 @@ def test_the_command_exits_by_its_verdict(tmp_path: Path) -> None:
     assert "lengths approximated by words" in kept.stdout
     told = json.loads((tmp_path / "out.json").read_text())
     assert told["held"] is True
-    assert told["classes"]["api"]["sent"] == told["classes"]["api"]["ok"] > 5
+    assert told["models"]["chat"]["classes"]["api"]["sent"] == told["models"]["chat"]["classes"]["api"]["ok"] > 5
     assert missed.returncode == 1
     assert "MISSED" in missed.stdout
-    assert len((tmp_path / "raw.jsonl").read_text().splitlines()) == told["classes"]["api"]["sent"]
+    assert len((tmp_path / "raw.jsonl").read_text().splitlines()) == told["models"]["chat"]["classes"]["api"]["sent"]
     assert short.returncode == 2
     assert short.stderr.startswith("gapless: --duration: no request falls into 1e-09 s at these rates")
 

@@ -15,7 +15,7 @@ from statistics import mean
 
 import pytest
 
-from config_gen.spec import LlmTraffic, load
+from config_gen.spec import LlmModel, LlmTraffic, load
 from decode.clock import VirtualClock
 from decode.config import EngineConfig, TierConfig
 from decode.driver import Driver
@@ -29,9 +29,10 @@ from decode.types import Request, SamplingParams
 from decode.warm_up import ROUNDS, warm_up
 from gapless.simulation import Counted, Load, requests, summarize
 from gapless.simulation import run as run_load
-from loadtest.arrivals import arrivals, schedule
+from loadtest.arrivals import arrivals
 from loadtest.prompts import by_words
 from loadtest.samples import Sample
+from loadtest.schedule import Part, schedule
 from loadtest.verdict import summarize as summarize_samples
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -142,7 +143,8 @@ class _Keep:
         tokens = tuple((e.time, 1) for e in events if isinstance(e, TokenOut))
         ok = isinstance(events[-1], Finished)
         return Sample(
-            request.id, request.tier, at, at, tokens[0][0] if tokens else None, tokens[-1][0] if ok else None, tokens,
+            request.id, "chat", request.tier, at, at,
+            tokens[0][0] if tokens else None, tokens[-1][0] if ok else None, tokens,
             "ok" if ok else "rejected", "", "", request.sampling.max_tokens, len(request.prompt), 0, len(tokens),
         )  # fmt: skip
 
@@ -236,7 +238,8 @@ TRAFFIC = LlmTraffic.model_validate(
 def test_arrivals_are_those_of_the_load_test_with_ids_instead_of_words() -> None:
     traffic = {"interactive": TRAFFIC, "batch": TRAFFIC.model_copy(update={"shared_prefix": 0})}
     made = list(requests(arrivals(traffic, 30 * SECOND, 2.0, 3, 400), list(traffic)))
-    planned = schedule(traffic, 30 * SECOND, 2.0, 3, by_words(), 400)
+    model = LlmModel(kind="llm", source="wheel:x", max_model_len=400).model_copy(update={"traffic": traffic})
+    planned = schedule([Part("chat", model, by_words())], 30 * SECOND, 2.0, 3)
     assert [(at, r.tier, r.sampling.max_tokens) for at, r in made] == [(p.at, p.tier, p.max_tokens) for p in planned]
     for (_, request), sent in zip(made, planned, strict=True):
         words = len(sent.system.split()) + len(sent.text.split())
@@ -308,8 +311,8 @@ def test_a_promise_that_holds_ends_with_0_and_is_told_alike_to_people_and_machin
     assert float(found[2]) == pytest.approx(told["machine"]["span_s"], abs=0.1)
     assert "off by 1.0% at the median and 2.0% at P95" in " ".join(done.stdout.split())
     assert "A run of 64 requests, simulated with it: TTFT P50 +3.0%" in " ".join(done.stdout.split())
-    assert told["classes"]["interactive"]["sent"] > 100
-    assert set(told["classes"]) == {"interactive", "api"}
+    assert told["models"]["chat"]["classes"]["interactive"]["sent"] > 100
+    assert set(told["models"]["chat"]["classes"]) == {"interactive", "api"}
 
 
 def test_a_promise_that_cannot_hold_ends_with_1(tmp_path: Path) -> None:

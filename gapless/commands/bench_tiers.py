@@ -14,10 +14,11 @@ from config_gen.spec import load as read_spec
 from decode.config import Policy
 from decode.executors.model_config import Precision
 from gapless import tiers, tiers_load
-from gapless.commands.loadtest import duration_option, find_prompts, pick_model
+from gapless.commands.loadtest import duration_option
 from gapless.errors import UsageError
 from gapless.limits import options
 from gapless.machine import describe
+from gapless.parts import find_prompts, pick_llm
 from gapless.results import check_outputs, write_json
 
 
@@ -41,7 +42,7 @@ def run(
     """Mixed traffic of several tiers under each policy, on the real server. Exit 1 when a bar is missed."""
     check_outputs(json=json_file)
     spec = read_spec(sla)
-    _, model = pick_model(spec, tiers.MODEL)
+    _, model = pick_llm(spec, tiers.MODEL)
     if itl is not None:
         first = next(iter(model.traffic))
         promised = (model.targets.get(first) or Targets(itl=itl)).model_copy(update={"itl": itl})

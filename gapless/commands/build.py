@@ -21,13 +21,14 @@ from builders.llm import Built, build_llm
 from config_gen.spec import OnnxModel, SpecError, load
 from decode.executors.model_config import ModelConfig
 from decode.text import Tokenizer
+from engines.served import add_to
 from gapless.build_report import engine_json, show_engine
 from gapless.errors import UsageError
+from gapless.parts import REPOSITORY
 from gapless.results import check_outputs, write_json
 from gapless.signals import leave_like_an_exception
 
 QUIET_SECONDS = 2.0  # work shorter than this shows no progress bar
-REPOSITORY = Path("model_repository")
 
 
 class _Bar:
@@ -70,7 +71,10 @@ def build_onnx(name: str, model: OnnxModel, out: Path, sla: Path, *, profile: bo
 
     rebuild = f"gapless build {name} --sla {shlex.quote(str(sla))}"
     with _Bar(Console(stderr=True)) as bar:
-        return build_engine(name, model, out, rebuild=rebuild, profile=profile, force=force, tell=bar)
+        made = build_engine(name, model, out, rebuild=rebuild, profile=profile, force=force, tell=bar)
+    if out.name.isdigit():  # a version of a model: Triton can load it
+        add_to(out)
+    return made
 
 
 def run(

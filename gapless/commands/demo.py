@@ -1,10 +1,12 @@
-"""`gapless demo`: builds the model, serves it, measures what this machine sustains, loads it with 60 % of that, judges.
+"""`gapless demo`: builds all models of a file, serves them, measures what the machine sustains, loads 60 %, judges.
 
 Wires the other commands; the server it starts is gone when it ends, however it ends.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -12,28 +14,21 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from config_gen.spec import LlmModel, load
+from config_gen.spec import LlmModel, Spec, SpecError, load
+from gapless.build_report import show_engine
 from gapless.child import server
-from gapless.commands.build import build
-from gapless.commands.loadtest import (
-    REPOSITORY,
-    duration_option,
-    find_prompts,
-    load_model,
-    pick_model,
-    progress_bar,
-    tell,
-)
+from gapless.commands.build import build, build_onnx
+from gapless.commands.loadtest import duration_option, load_models, progress_bar, tell
 from gapless.limits import options
+from gapless.parts import REPOSITORY, loaded, pick_parts
 from gapless.results import check_outputs
 from gapless.signals import leave_like_an_exception
 from loadtest import capacity
-from loadtest.arrivals import schedule
 from loadtest.percentiles import samples_needed
-from loadtest.prompts import Prompts
+from loadtest.schedule import Part, schedule
 
 BURST = 12 * 10**9  # ns of the capacity measurement
-BURST_REQUESTS = 2000  # more than a burst can end
+BURST_REQUESTS = 20_000  # more than a burst can end
 SHARE = 0.6  # of the capacity, that the load asks for
 MINUTE = 60 * 10**9  # ns
 LONGEST = 5 * MINUTE
@@ -52,16 +47,13 @@ def run(
     console = Console()
     check_outputs(samples=samples, json=json_file)
     spec = load(sla)
-    name, model = pick_model(spec, None)
-    console.print(f"Building {name} from {model.source} …", highlight=False)
-    build(model.source, REPOSITORY / name / "1")
-    prompts = find_prompts(name, None)
+    parts = built(console, spec, sla)
     console.print("Starting the server …")
-    with server(REPOSITORY, name, options(spec, model), LOG) as url:
-        sustained, scale = fit(console, url, name, model, prompts, seed)
-        duration = duration or long_enough(model, scale, seed, prompts)
+    with server(REPOSITORY, list(spec.models), llm_options(spec), LOG) as url:
+        sustained, scale = fit(console, url, parts, seed)
+        duration = duration or long_enough(parts, scale, seed)
         console.print(f"Loading it for {duration / 1e9:g} s …", highlight=False)
-        result = load_model(name, model, prompts, url, duration, scale, seed, samples)
+        result = load_models(parts, url, duration, scale, seed, samples)
     note = (
         f"Capacity measured: {sustained:.2f} requests/s of this mix. Declared rates scaled by {scale:.2f}, to "
         f"{SHARE:.0%} of it."
@@ -72,15 +64,35 @@ def run(
     raise typer.Exit(0 if result.held else 1)
 
 
-def fit(console: Console, url: str, name: str, model: LlmModel, prompts: Prompts, seed: int) -> tuple[float, float]:
+def built(console: Console, spec: Spec, sla: Path) -> list[Part]:
+    """Build every model of the file; those that have traffic, with texts counted by what was built."""
+    llm_options(spec), loaded(spec, None)  # raise what cannot be done before minutes are spent on building
+    for name, model in spec.models.items():
+        console.print(f"Building {name} from {model.source} …", highlight=False)
+        if isinstance(model, LlmModel):
+            build(model.source, REPOSITORY / name / "1")
+        else:
+            show_engine(build_onnx(name, model, REPOSITORY / name / "1", sla), console)
+    return pick_parts(spec, None)
+
+
+def llm_options(spec: Spec) -> dict[str, str]:
+    """The file's limits for its LLM, if it declares one. Raises SpecError when it declares several."""
+    llms = {name: model for name, model in spec.models.items() if isinstance(model, LlmModel)}
+    if len(llms) > 1:
+        raise SpecError(f"models: {', '.join(llms)} are of kind llm; the demo serves one of them beside other kinds")
+    return next((options(spec, model) for model in llms.values()), {})
+
+
+def fit(console: Console, url: str, parts: Sequence[Part], seed: int) -> tuple[float, float]:
     """Capacity of the declared mix in requests/s, and the scale at which the declared rates are SHARE of it."""
-    declared = sum(shape.rate for shape in model.traffic.values())
+    declared = sum(part.rate for part in parts)
     long = int(BURST_REQUESTS / declared * 1e9)
     # Another seed than that of the load: its prompts must not be in the cache already.
-    mix = schedule(model.traffic, long, 1.0, seed + 1, prompts, model.max_model_len)
+    mix = schedule(parts, long, 1.0, seed + 1)
     console.print(f"Measuring capacity for {BURST / 1e9:g} s …", highlight=False)
     with progress_bar("Measuring capacity", BURST) as seen:
-        sustained = capacity.measure(url, name, mix, BURST, seen)
+        sustained = capacity.measure(url, mix, BURST, seen)
     scale = SHARE * sustained / declared
     console.print(
         f"It sustains {sustained:.2f} requests/s of this mix; the declared {declared:g}/s are scaled by {scale:.2f} to "
@@ -90,13 +102,15 @@ def fit(console: Console, url: str, name: str, model: LlmModel, prompts: Prompts
     return sustained, scale
 
 
-def long_enough(model: LlmModel, scale: float, seed: int, prompts: Prompts) -> int:
+def long_enough(parts: Sequence[Part], scale: float, seed: int) -> int:
     """A minute in ns, or more on a slow machine: every tier with targets must send enough requests to be judged."""
-    needed = {tier: samples_needed(promised.at) for tier, promised in model.targets.items() if tier in model.traffic}
     duration = MINUTE
-    while duration < LONGEST:
-        planned = schedule(model.traffic, duration, scale, seed, prompts, model.max_model_len)
-        if all(sum(request.tier == tier for request in planned) >= count for tier, count in needed.items()):
-            break
+    while duration < LONGEST and not all(_enough(part, duration, scale, seed) for part in parts):
         duration += MINUTE // 6
     return duration
+
+
+def _enough(part: Part, duration: int, scale: float, seed: int) -> bool:
+    targets, traffic = part.model.targets, part.model.traffic
+    sent = Counter(arrival.tier for arrival in part.arrivals(duration, scale, seed))
+    return all(sent[tier] >= samples_needed(promised.at) for tier, promised in targets.items() if tier in traffic)

@@ -1,9 +1,8 @@
-"""`gapless loadtest`: the declared traffic against a running server, and a verdict per promise."""
+"""`gapless loadtest`: the declared traffic of all models against a running server, and a verdict per promise."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,16 +12,17 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from config_gen import quantity
-from config_gen.spec import LlmModel, Spec, SpecError, load
+from config_gen.spec import LlmModel, load
+from gapless.parts import notes, pick_parts
 from gapless.results import check_outputs, write_json
-from loadtest import prompts, report, verdict
-from loadtest.arrivals import schedule
-from loadtest.run import Job, LoadtestError
+from loadtest import report, verdict
+from loadtest.run import Client, Job, LoadtestError
 from loadtest.run import Progress as Seen
 from loadtest.run import run as run_job
+from loadtest.samples import Sample
+from loadtest.schedule import Part, schedule
 
 DRAIN = 30 * 10**9  # ns
-REPOSITORY = Path("model_repository")
 
 
 def duration_option(what: str = "how long to send") -> Any:
@@ -43,66 +43,39 @@ def run(
     duration: Annotated[int, duration_option()] = "60s",  # type: ignore[assignment]
     rate_scale: Annotated[float, typer.Option(help="multiply the declared rates", min=1e-6, max=1e6)] = 1.0,
     seed: Annotated[int, typer.Option(help="arrivals, lengths and prompts follow from it")] = 0,
-    model: Annotated[str | None, typer.Option(help="model to load; needed when the file declares several")] = None,
-    tokenizer: Annotated[Path | None, typer.Option(help="tokenizer.json that counts prompt tokens")] = None,
+    model: Annotated[str | None, typer.Option(help="model to load alone; default: all that have traffic")] = None,
+    tokenizer: Annotated[Path | None, typer.Option(help="tokenizer.json that counts the tokens of texts")] = None,
     samples: Annotated[Path | None, typer.Option(help="write raw samples, one JSON line a request")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="write the report as JSON")] = None,
 ) -> None:
     """Exit 0 when all targets were kept, 1 when not or when the run gives no verdict, 2 on bad input."""
     check_outputs(samples=samples, json=json_file)
-    name, declared = pick_model(load(sla), model)
-    drawn = find_prompts(name, tokenizer)
-    result = load_model(name, declared, drawn, url, duration, rate_scale, seed, samples)
+    parts = pick_parts(load(sla), model, tokenizer)
+    result = load_models(parts, url, duration, rate_scale, seed, samples)
     tell(result, json_file)
     raise typer.Exit(0 if result.held else 1)
 
 
-def pick_model(spec: Spec, wanted: str | None) -> tuple[str, LlmModel]:
-    """The model to load. Raises SpecError when it is not there or has no traffic."""
-    names = ", ".join(spec.models)
-    if wanted is None and len(spec.models) > 1:
-        raise SpecError(f"--model is needed; the file declares {names}")
-    name = wanted or next(iter(spec.models))
-    if name not in spec.models:
-        raise SpecError(f"--model: '{name}' is not in the file; it declares {names}")
-    model = spec.models[name]
-    if not isinstance(model, LlmModel):
-        raise SpecError(f"models.{name}.kind: '{model.kind}' cannot be loaded alone; allowed: llm")
-    if not model.traffic:
-        raise SpecError(f"models.{name}.traffic: is empty; declare what at least one tier sends")
-    return name, model
-
-
-def find_prompts(model: str, tokenizer: Path | None) -> prompts.Prompts:
-    """Prompts counted by the given tokenizer, by that of the model repository, or else by words."""
-    built = REPOSITORY / model / "1" / "tokenizer.json"
-    path = tokenizer or (built if os.path.exists(built) else None)
-    if path is None:
-        return prompts.by_words()
-    return prompts.by_tokenizer(path)
-
-
-def load_model(
-    name: str,
-    declared: LlmModel,
-    drawn: prompts.Prompts,
-    url: str,
-    duration: int,
-    rate_scale: float,
-    seed: int,
-    samples: Path | None = None,
+def load_models(
+    parts: Sequence[Part], url: str, duration: int, rate_scale: float, seed: int, samples: Path | None = None
 ) -> report.Report:
-    """Send the declared traffic and judge it."""
-    planned = schedule(declared.traffic, duration, rate_scale, seed, drawn, declared.max_model_len)
+    """Send the declared traffic of all parts together and judge each."""
+    planned = schedule(parts, duration, rate_scale, seed)
     if not planned:
         raise LoadtestError(
             f"--duration: no request falls into {duration / 1e9:g} s at these rates; load longer or faster"
         )
     with progress_bar("Loading", duration) as seen:
-        taken, client = run_job(Job(url, name, planned, duration, DRAIN), samples, seen)
-    classes = verdict.summarize(taken, list(declared.traffic), duration)
-    verdicts = verdict.judge(classes, declared.targets, declared.traffic, client)
-    return report.Report(name, duration, seed, rate_scale, client, classes, verdicts, [f"Prompts: {drawn.measure}."])
+        taken, client = run_job(Job(url, planned, duration, DRAIN), samples, seen)
+    models = [judged(part, [s for s in taken if s.model == part.name], duration, client) for part in parts]
+    return report.Report(duration, seed, rate_scale, client, models, notes(parts))
+
+
+def judged(part: Part, taken: Sequence[Sample], duration: int, client: Client) -> report.ModelReport:
+    """The numbers of one model's samples, and a verdict on each of its promises."""
+    model = part.model
+    classes = verdict.summarize(taken, list(model.traffic), duration, tokens=isinstance(model, LlmModel))
+    return report.ModelReport(part.name, classes, verdict.judge(classes, model.targets, model.traffic, client))
 
 
 def tell(result: report.Report, json_file: Path | None) -> None:

@@ -144,17 +144,25 @@ def _ports(host: str, wanted: dict[str, int]) -> dict[str, int]:
 
 
 def _declared(sla: Path | None, models: tuple[str, ...]) -> dict[str, str]:
-    """What an SLA file says of the model that is served. Raises SpecError, or UsageError when it is not one."""
+    """What an SLA file says of the LLM that is served; models of other kinds need no options.
+
+    Raises SpecError, or UsageError when it is not one LLM, or when the file does not know what is served.
+    """
     if sla is None:
         return {}
     spec = load(sla)
     served = [declared for name in models if isinstance(declared := spec.models.get(name), LlmModel)]
-    if len(served) != 1:
+    if len(served) == 1:
+        return declared_options(spec, served[0])
+    if served:
+        llms = [name for name in models if isinstance(spec.models.get(name), LlmModel)]
+        raise UsageError(f"--sla: {', '.join(llms)} would all get the limits of one LLM; name one of them by --model")
+    if strangers := [name for name in models if name not in spec.models]:
         raise UsageError(
-            f"--sla: {sla} declares {', '.join(spec.models)}, and {', '.join(models)} are served; "
-            "name one of both by --model"
+            f"--sla: {sla} declares {', '.join(spec.models)}, not {', '.join(strangers)}; name what it declares by "
+            "--model"
         )
-    return declared_options(spec, served[0])
+    return {}
 
 
 def _options(options: dict[str, str], words: list[str]) -> dict[str, str]:

@@ -21,11 +21,13 @@ from decode.executors.model_config import ModelConfig
 from decode.options import ServiceOptions
 from gapless import rounds as case
 from gapless import simulation
-from gapless.commands.loadtest import REPOSITORY, duration_option, pick_model
+from gapless.commands.loadtest import duration_option
 from gapless.errors import UsageError
 from gapless.limits import options
+from gapless.parts import REPOSITORY, pick_llm
 from gapless.results import check_outputs, write_json
 from loadtest import report
+from loadtest.schedule import chance
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ def run(
     seed: Annotated[int, typer.Option(help="arrivals and lengths follow from it")] = 0,
     policy: Annotated[str | None, typer.Option(help="weighted, priority, fcfs")] = None,
     option: Annotated[list[str] | None, typer.Option(help="key=value: overrides an option of the model")] = None,
-    model: Annotated[str | None, typer.Option(help="model to load; needed when the file declares several")] = None,
+    model: Annotated[str | None, typer.Option(help="model to load; needed when the file declares several LLMs")] = None,
     replicas: Annotated[int, typer.Option(help="machines alike, that get the requests in turn", min=1)] = 1,
     rounds: Annotated[bool, typer.Option("--rounds", help="the reported case: four configurations in turn")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="write the report as JSON")] = None,
@@ -58,10 +60,10 @@ def run(
     if gpu is not None and law is not None:
         raise UsageError("--law and --gpu both say what a step costs; give one of them")
     spec = load(sla)
-    name, declared = pick_model(spec, model)
+    name, declared = pick_llm(spec, model)
     service = served(spec, declared, policy, option or [])
     machine = modelled(gpu, model_dir or REPOSITORY / name / "1", service) if gpu else measured(law, service)
-    traffic = simulation.Load(name, declared, duration, rate_scale, seed)
+    traffic = simulation.Load(name, declared, duration, rate_scale, seed, chance(spec.models, name))
     if rounds:
         with share_bar("Simulating") as seen:
             found = case.run(traffic, machine.config, machine.law, machine.memory, seen)

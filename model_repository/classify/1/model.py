@@ -1,1 +1,0 @@
-../../embed/1/model.py
