@@ -1,7 +1,8 @@
 """Representative data: what calibration and the gate compute on, and that the two never share an item.
 
-Named in the SLA file: a file .npz (arrays) or .txt (a text a line), a folder of pictures, `wheel:NAME` (pictures inside
-a package), `module:callable` (returns texts, pictures, or a mapping of input name to array). Must not know models.
+Named in the SLA file: a file .npz (arrays) or .txt (a text a line), a folder of pictures, `wheel:NAME[/PATTERN]`
+(pictures inside a package), `module:callable` (returns texts, pictures, or a mapping of input name to array). Must not
+know models.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -31,14 +33,13 @@ PLAIN = 1 / 3  # share of crops' side that a crop has at least
 Items = Sequence[Any]
 
 
-def open_data(calibration: str | None, evaluation: str | None, kind: str) -> tuple[Items, Items]:
+def open_data(calibration: Sequence[str], evaluation: Sequence[str], kind: str) -> tuple[Items, Items]:
     """Items for calibration and for the gate, for a model that takes `kind`: text, picture or arrays.
 
     Raises BuildError when there are too few, or both hold the same.
     """
-    if evaluation is None or calibration is None:
-        key, name = ("calibration", calibration) if calibration is not None else ("evaluation", evaluation)
-        items = _read(str(name), kind, key)
+    if not evaluation:
+        items = _read(calibration, kind, "calibration")
         left, right = items[0::2], items[1::2]
     else:
         left, right = _read(calibration, kind, "calibration"), _read(evaluation, kind, "evaluation")
@@ -67,15 +68,18 @@ def _digest(item: Any) -> str:
     return hashed.hexdigest()
 
 
-def _read(name: str, kind: str, key: str) -> Items:
+def _read(names: Sequence[str], kind: str, key: str) -> Items:
     """Distinct items in a fixed order."""
-    items = list({_digest(item): item for item in _raw(name, kind, key)}.values())
-    wrong = next((item for item in items if not _is(item, kind)), None)
-    if wrong is not None:
-        raise BuildError(f"{key}: {name} holds a {type(wrong).__name__}; allowed for this model: {ALLOWED[kind]}")
-    if not items:
-        raise BuildError(f"{key}: {name} holds nothing; allowed: {ALLOWED[kind]}")
-    return items
+    distinct: dict[str, Any] = {}
+    for name in names:
+        items = list(_raw(name, kind, key))
+        wrong = next((item for item in items if not _is(item, kind)), None)
+        if wrong is not None:
+            raise BuildError(f"{key}: {name} holds a {type(wrong).__name__}; allowed for this model: {ALLOWED[kind]}")
+        if not items:
+            raise BuildError(f"{key}: {name} holds nothing; allowed: {ALLOWED[kind]}")
+        distinct |= {_digest(item): item for item in items}
+    return list(distinct.values())
 
 
 ALLOWED = {"text": "texts", "picture": "pictures (JPEG, PNG or uint8 arrays)", "arrays": "an array for each input"}
@@ -89,9 +93,11 @@ def _is(item: Any, kind: str) -> bool:
 def _raw(name: str, kind: str, key: str) -> Iterator[Any]:
     path = Path(name).expanduser()
     if name.startswith("wheel:"):
-        yield from _pictures(wheel_files(name))
+        wheel, _, pattern = name.partition("/")
+        files = wheel_files(wheel)
+        yield from _pictures([file for file in files if fnmatch(str(file), f"*/{pattern or '*'}")], key)
     elif path.is_dir():
-        yield from _pictures(sorted(path.rglob("*")))
+        yield from _pictures(sorted(path.rglob("*")), key)
     elif path.suffix == ".npz":
         yield from _rows(_load_npz(path, key), name, key)
     elif path.is_file():
@@ -103,10 +109,15 @@ def _raw(name: str, kind: str, key: str) -> Iterator[Any]:
         raise BuildError(f"{key}: {name}: no such file; a file .npz or .txt, a folder, wheel:NAME or module:callable")
 
 
-def _pictures(files: Sequence[Path]) -> Iterator[bytes]:
+def _pictures(files: Sequence[Path], key: str) -> Iterator[bytes]:
     for path in files:
         if path.suffix.lower() in PICTURES:
-            yield path.read_bytes()
+            data = path.read_bytes()
+            try:
+                decode(data)
+            except ItemError as error:
+                raise BuildError(f"{key}: {path}: {error}") from None
+            yield data
 
 
 def _lines(path: Path, key: str) -> list[str]:

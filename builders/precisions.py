@@ -58,7 +58,7 @@ class Precisions:
         self._reference: OnnxSession | None = None
         self._sides: list[tuple[list[Arrays], Outputs]] = []
         self._items: list[Sequence[Any]] = []
-        if model.calibration is not None or model.evaluation is not None:
+        if model.calibration:
             tell("reading data", 0, 0)
             self._items = list(open_data(model.calibration, model.evaluation, exported.feed.kind))
 

@@ -74,16 +74,16 @@ def verdict(candidate: Candidate, score: Score, chosen: str, measured: Measured)
     """What became of a candidate, in a few words."""
     precision = candidate.precision
     if not score.passed:
-        return f"failed: {score.reason}"
+        return f"failed the gate: {score.reason}"
     if precision not in measured:
-        return "taken, not measured here" if precision == chosen else "passed"
-    rate = f": {gain(precision, measured):.2f} of fp32's rate at batch {knee_of(measured[precision])}"
+        return "is taken; its speed is not measured here" if precision == chosen else "passed"
+    rate = f": {gain(precision, measured):.2f} times fp32's rate at batch {knee_of(measured[precision])}"
     told = "" if precision == "fp32" else rate
     if precision == chosen:
-        return f"taken{told}"
+        return f"is taken{told}"
     if precision == "fp32":
-        return "reference"
-    return f"not worth it{told}" if gain(precision, measured) < WORTH else f"passed{told}"
+        return "is the reference"
+    return f"is not worth it{told}" if gain(precision, measured) < WORTH else f"passed, slower than another{told}"
 
 
 def built_from(stamp: Stamp, out: Path) -> Built:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import onnx
 
+from builders.bias import Shifts, biases, corrected, shifts
 from builders.gate import Outputs, Score, damage, judge, outputs_of
 from builders.int8 import METHODS, Prepared, for_onnxruntime, quantized
 from config_gen.spec import Accuracy
@@ -58,11 +59,16 @@ class Search:
         self._scores: dict[int, Score] = {}
         self._method = ""
         self._ranking: list[Hurt] = []
+        self._biases = biases(prepared.model, prepared.nodes)
+        self._shifts: Shifts = {}
 
     def run(self) -> Found:
         """At least half of the products become INT8, or nothing does: below that, nothing is gained."""
-        self._method = self._best_method()
         nodes = self._prepared.nodes
+        self._method = self._best_method()
+        self._tell("int8: correcting biases", 0, 0)
+        everywhere = quantized(self._prepared, self._method, nodes)
+        self._shifts = shifts(self._prepared.model, everywhere, self._biases, self._calibration[0])
         most = len(nodes) // 2
         last = self._on_calibration(0)
         if not last.passed and most:
@@ -98,7 +104,7 @@ class Search:
         ranking = []
         for at, node in enumerate(self._prepared.nodes):
             self._tell("looking for layers that hurt", at, len(self._prepared.nodes))
-            model = quantized(self._prepared, self._method, [node])
+            model = self._corrected([node])
             ranking.append(Hurt(node, ops[node], damage(wanted, self._outputs(model, feeds))))
         return sorted(ranking, key=lambda hurt: -hurt.damage)
 
@@ -123,7 +129,10 @@ class Search:
 
     def _quantized(self, kept: int) -> onnx.ModelProto:
         exact = {hurt.node for hurt in self._ranking[:kept]}
-        return quantized(self._prepared, self._method, [n for n in self._prepared.nodes if n not in exact])
+        return self._corrected([node for node in self._prepared.nodes if node not in exact])
+
+    def _corrected(self, nodes: Sequence[str]) -> onnx.ModelProto:
+        return corrected(quantized(self._prepared, self._method, nodes), self._shifts, self._biases, nodes)
 
     @staticmethod
     def _outputs(model: onnx.ModelProto, feeds: Sequence[Arrays]) -> Outputs:

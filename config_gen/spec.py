@@ -181,11 +181,19 @@ class OnnxTraffic(Section):
     length: Lengths | None = None
 
 
+def _as_list(value: object) -> object:
+    return (value,) if isinstance(value, str) else value
+
+
+Data = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_as_list)]
+
+
 class OnnxModel(Section):
     """Any batchable model: text encoder, picture classifier, arrays in and out.
 
-    `calibration` (for int8) and `evaluation` (for the gate) name data: a file .npz or .txt, a folder of pictures,
-    wheel:NAME (pictures inside a package), module:callable. Without `evaluation` the items of `calibration` are split.
+    `calibration` (for ranges) and `evaluation` (for the gate) name data, one or a list: a file .npz or .txt, a folder
+    of pictures, wheel:NAME or wheel:NAME/PATTERN (pictures inside a package), module:callable. Without `evaluation`
+    the items of `calibration` are split.
     """
 
     kind: Literal["onnx"]
@@ -193,8 +201,8 @@ class OnnxModel(Section):
     precision: Literal["fp32", "fp16", "int8"] = "fp32"
     accuracy: Accuracy | None = None
     on_gate_failure: Literal["fallback", "fail"] = "fallback"
-    calibration: str | None = None
-    evaluation: str | None = None
+    calibration: Data = ()
+    evaluation: Data = ()
     max_batch_size: Annotated[int, Field(strict=True, ge=1, le=1024)] = 32
     max_length: Annotated[int, Field(strict=True, ge=1, le=131072)] = 256  # tokens of a text; longer ones are cut
     tokenizer: str | None = None  # tokenizer.json of a source that brings none
@@ -207,12 +215,10 @@ class OnnxModel(Section):
     def _fits_together(self) -> OnnxModel:
         if self.precision != "fp32" and self.accuracy is None:
             raise ValueError(f"accuracy is missing; precision {self.precision} needs a gate to pass")
-        if self.precision != "fp32" and self.calibration is None and self.evaluation is None:
+        if self.precision != "fp32" and not self.calibration:
             raise ValueError(f"calibration is missing; precision {self.precision} needs data")
-        if self.precision == "int8" and self.calibration is None:
-            raise ValueError("calibration is missing; precision int8 needs data beside that of the gate")
-        if self.calibration is not None and self.calibration == self.evaluation:
-            raise ValueError("evaluation names the data of calibration; leave it out to split them")
+        if set(self.calibration) & set(self.evaluation):
+            raise ValueError("evaluation names data of calibration; leave it out to split them")
         if self.tokenizer is not None and self.picture is not None:
             raise ValueError("tokenizer and picture are both given; a model takes texts or pictures")
         for tier, promised in self.targets.items():

@@ -20,8 +20,9 @@ def show_engine(built: Built, console: Console) -> None:
     console.print(f"[bold]{built.model}[/bold]: {built.source}, {state}, in {built.out}", highlight=False)
     console.print(_table(built))
     for row in built.rows:
+        console.print(f"{row.precision} {row.verdict}", highlight=False, markup=False)
         for note in row.notes:
-            console.print(f"  {row.precision}: {note}", style="dim", highlight=False, markup=False)
+            console.print(f"  {note}", style="dim", highlight=False, markup=False)
     asked = "" if built.precision == built.asked else f", not {built.asked}, which was asked for"
     worth = f"; the batch that is worth its latency is {built.knee}" if built.knee else ""
     console.print(f"{built.model} runs in {built.precision}{asked}, with {built.runtime}{worth}.\n", highlight=False)
@@ -32,11 +33,10 @@ def _table(built: Built) -> Table:
     table = Table(box=None, pad_edge=False)
     for name in ("precision", "MB", f"{metric} mean", "worst", *(f"ms at {batch}" for batch in SHOWN)):
         table.add_column(name, justify="left" if name == "precision" else "right", no_wrap=True)
-    table.add_column("verdict")
     for row in built.rows:
         size = f"{row.size / 1e6:.1f}" if row.size else "–"
         scores = ["–" if value is None else f"{value:.4f}" for value in (row.score.mean, row.score.worst)]
-        table.add_row(row.precision, size, *scores, *(_latency(row, batch) for batch in SHOWN), row.verdict)
+        table.add_row(row.precision, size, *scores, *(_latency(row, batch) for batch in SHOWN))
     return table
 
 

@@ -28,7 +28,8 @@ class Prompts:
 
     def __init__(self, spans: Callable[[str], Spans], per_token: float, measure: str) -> None:
         """`spans` splits a text into units, of which `per_token` make a token; `measure` says so to people."""
-        self._sentences = [(text, [end for _, end in spans(text)]) for text in _sentences()]
+        joined = [f" {sentence}" for sentence in sentences()]
+        self._sentences = [(text, [end for _, end in spans(text)]) for text in joined]
         self._per_token = per_token
         self.measure = measure
 
@@ -65,13 +66,13 @@ def by_tokenizer(path: Path) -> Prompts:
     )
 
 
-def _sentences() -> list[str]:
-    """Each distinct sentence of the prose paragraphs, with a blank before it so that sentences can be joined."""
+def sentences() -> list[str]:
+    """Each distinct sentence of the prose paragraphs; about a thousand."""
     found: dict[str, None] = {}
     for topic in topics.values():
         for paragraph in topic.split("\n\n"):
             prose = paragraph[:1].isupper() and paragraph.rstrip().endswith(".") and "\n  " not in paragraph
             if prose and len(paragraph) > 80:
                 for sentence in re.split(r"(?<=\.)\s+(?=[A-Z])", " ".join(paragraph.split())):
-                    found[f" {sentence}"] = None
+                    found[sentence] = None
     return list(found)
