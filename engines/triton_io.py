@@ -23,6 +23,8 @@ from engines.stamp import Stamp, TensorSpec
 
 HEARTBEAT = 0.5  # seconds between reports to the launcher
 TEXT, IMAGE, PIXELS = "text", "image", "pixels"
+TYPES = {"float16": "TYPE_FP16", "float32": "TYPE_FP32", "float64": "TYPE_FP64", "bool": "TYPE_BOOL"}
+TYPES |= {f"{kind}int{bits}": f"TYPE_{kind.upper()}INT{bits}" for kind in ("", "u") for bits in (8, 16, 32, 64)}
 
 
 def complete(config: Any, folder: Path) -> Any:
@@ -42,14 +44,14 @@ def complete(config: Any, folder: Path) -> Any:
         config.add_input(entry)
     for tensor in stamp.outputs:
         config.add_output(_declared(tensor))
-    config.set_max_batch_size(stamp.max_batch_size)
+    if not config.as_dict().get("max_batch_size"):  # a smaller one may be wanted
+        config.set_max_batch_size(stamp.max_batch_size)
     config.set_dynamic_batching()
     return config
 
 
 def _declared(tensor: TensorSpec) -> dict[str, Any]:
-    kind = pb_utils.numpy_to_triton_type(np.dtype(tensor.dtype).type)
-    return {"name": tensor.name, "data_type": pb_utils.triton_type_to_string(kind), "dims": list(tensor.shape[1:])}
+    return {"name": tensor.name, "data_type": TYPES[tensor.dtype], "dims": list(tensor.shape[1:]) or [1]}
 
 
 class EngineModel:
