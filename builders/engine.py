@@ -24,14 +24,15 @@ from builders.latency import Latency, as_json, batches, measure
 from builders.placing import locked, scratch_in, swap
 from builders.precisions import Precisions
 from builders.report import Built, Row, built_from, choose, knee_of, verdict
-from builders.runtimes import Runnable, choose_runtime, length_buckets, machine, runnable, runs_here
+from builders.runtimes import Runnable, choose_runtime, length_buckets, runnable, runs_here
 from builders.sources import Exported, exported, versions
 from builders.stages import key_of, stage
 from config_gen.spec import OnnxModel
 from engines.errors import EngineError
+from engines.grouping import fit
 from engines.runner import preparation
 from engines.session import constant_inputs
-from engines.stamp import FILE, TENSORRT, Stamp, digest
+from engines.stamp import FILE, TENSORRT, Stamp, compute_capability, digest
 
 BELOW = {"int8": ("int8", "fp16", "fp32"), "fp16": ("fp16", "fp32"), "fp32": ("fp32",)}
 PROFILE = "profile.json"
@@ -45,18 +46,20 @@ def build_engine(
     out: Path,
     *,
     rebuild: str,
+    machine: str = "",
     profile: bool = False,
     force: bool = False,
     tell: Tell = lambda what, done, total: None,
 ) -> Built:
     """Build `model` into the folder `out`, unless it is there already and nothing changed.
 
-    `rebuild` is the command that does so again. Raises BuildError; what was in `out` is then as it was.
+    `rebuild` is the command that does so again, `machine` what latencies are measured on. Raises BuildError; what was
+    in `out` is then as it was.
     """
     started = time.monotonic()
     try:
         with locked(out):
-            build = _Build(name, model, out, rebuild, tell, force)
+            build = _Build(name, model, out, rebuild, machine, tell, force)
             known = None if force else build.already(profile)
             made = known or build.make(profile)
             return replace(made, seconds=time.monotonic() - started, up_to_date=known is not None)
@@ -69,9 +72,13 @@ def build_engine(
 class _Build:
     """One model on its way to an engine."""
 
-    def __init__(self, name: str, model: OnnxModel, out: Path, rebuild: str, tell: Tell, force: bool) -> None:
+    def __init__(
+        self, name: str, model: OnnxModel, out: Path, rebuild: str, machine: str, tell: Tell, force: bool
+    ) -> None:
         self._name, self._model, self._out, self._tell, self._force = name, model, out, tell, force
         runtime = choose_runtime(model.engine)
+        gpu = compute_capability() if runtime in TENSORRT else None
+        self._machine = f"{machine}, GPU of compute capability {gpu}" if gpu else machine
         self._exported = exported(model, tell, force=force)
         self._base = _base(name, model, self._exported, runtime, rebuild)
         # Data are prepared as the runner will prepare them; where shapes are fixed it pads, which changes no result.
@@ -90,7 +97,7 @@ class _Build:
             "runtime": runtime,
             "tools": self._base.tools,
             "flavour": tensorrt.version(runtime) if runtime in TENSORRT else None,
-            "machine": machine(),
+            "machine": self._machine,
         }
 
     def already(self, profile: bool) -> Built | None:
@@ -131,7 +138,7 @@ class _Build:
             )
             for c in candidates
         ]
-        return self._place(engines[chosen], rows, knee_of(measured[chosen]) if measured else None, profile)
+        return self._place(engines[chosen], rows, measured.get(chosen, []), profile)
 
     def _scored(self, engine: Runnable) -> Score:
         """A plan is judged again where it can run: its kernels are not onnxruntime's."""
@@ -149,7 +156,7 @@ class _Build:
             "engines": {name: engine.candidate.facts for name, engine in engines.items()},
             "runtime": self._base.runtime,
             "tools": self._base.tools,
-            "machine": machine(),
+            "machine": self._machine,
             "shapes": [length, self._model.max_batch_size],
         }
 
@@ -162,11 +169,17 @@ class _Build:
         _, result = stage("latency", facts, make, force=self._force)
         return {name: [Latency(**row) for row in rows] for name, rows in result.items()}
 
+    def _run_cost(self, measured: Sequence[Latency]) -> tuple[float, float] | None:
+        """What a run of texts costs, by batches of the typical length."""
+        times = [(row.batch * row.length, row.p50) for row in measured if row.length]
+        return fit(times) if times else None
+
     def _inputs(self, batch: int, length: int) -> Mapping[str, Any]:
         return constant_inputs(self._exported.inputs, batch, length or 8)
 
-    def _place(self, engine: Runnable, rows: Sequence[Row], knee_at: int | None, profile: bool) -> Built:
+    def _place(self, engine: Runnable, rows: Sequence[Row], measured: Sequence[Latency], profile: bool) -> Built:
         """New files beside the old ones, then the stamp over the old one, then without the old files."""
+        knee_at = knee_of(measured) if measured else None
         with scratch_in(self._out, 2 * engine.path.stat().st_size) as scratch:
             file = _copy(engine.path, scratch, "model")
             tokenizer = _copy(self._exported.tokenizer, scratch, "tokenizer") if self._exported.tokenizer else ""
@@ -181,6 +194,7 @@ class _Build:
                 profile=PROFILE if profile else "",
                 files={name: digest(scratch / name) for name in names},
                 build_key=self._key,
+                run_cost=self._run_cost(measured),
                 gate={"asked": self._model.precision, "rows": [asdict(row) for row in rows], "knee": knee_at},
             )
             stamp.write(scratch)
@@ -197,7 +211,7 @@ class _Build:
         shapes = [(batch, length) for length in lengths for batch in batches(self._model.max_batch_size)]
         rows = measure({"engine": engine.session()}, shapes, self._inputs, self._tell)["engine"]
         return {
-            "machine": machine(),
+            "machine": self._machine,
             "runtime": runtime,
             "precision": engine.candidate.precision,
             "typical_length": typical,

@@ -5,7 +5,6 @@ Must not know precision or the gate.
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -50,25 +49,6 @@ def choose_runtime(asked: Asked) -> str:
 
 def runs_here(runtime: str) -> bool:
     return runtime not in TENSORRT or compute_capability() is not None
-
-
-def machine() -> str:
-    """What latencies were measured on, in words."""
-    if (capability := compute_capability()) is not None:
-        import torch
-
-        return f"{torch.cuda.get_device_name()} ({capability})"
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return f"{line.partition(':')[2].strip()}, {len(cores())} cores"
-    return f"{platform.machine()}, {len(cores())} cores"
-
-
-def cores() -> set[int]:
-    """Those that this process may use."""
-    import os
-
-    return os.sched_getaffinity(0)
 
 
 def length_buckets(longest: int) -> tuple[int, ...]:

@@ -1,4 +1,6 @@
-"""From items to results: what Triton's batcher hands over is prepared, padded to a bucket, computed once and split.
+"""From items to results: what Triton's batcher hands over is prepared, padded to a bucket, computed and split.
+
+A batch is computed in one run, or in several of texts of about one length where that was measured to cost less.
 
 An item that cannot be prepared fails alone. Must not know Triton.
 """
@@ -14,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engines.errors import EngineError, ItemError
+from engines.grouping import groups
 from engines.session import Session, constant_inputs, open_session
 from engines.stamp import Stamp, TensorSpec
 from engines.texts import Texts
@@ -29,7 +32,7 @@ class Runner:
         """Raises EngineError when the engine cannot be used here."""
         self.stamp = Stamp.read(folder)
         self._session = open_session(self.stamp, folder)
-        self._prepare = preparation(self.stamp, folder)
+        self.prepare = preparation(self.stamp, folder)
         warm_up(self.stamp, self._session)
 
     def run(self, items: Sequence[object]) -> list[Result]:
@@ -37,13 +40,17 @@ class Runner:
 
         An item is a text (str, bytes), a picture (bytes, uint8 array), or a mapping of input name to array.
         """
-        prepared = self._prepare(items)
+        prepared = self.prepare(items)
         good = [item for item in prepared if not isinstance(item, ItemError)]
         if not good:
             return [item for item in prepared if isinstance(item, ItemError)]
-        outputs = self._session.run(self._prepare.batch(good))
-        rows = iter(range(len(good)))
-        return [item if isinstance(item, ItemError) else _row(outputs, next(rows)) for item in prepared]
+        results: list[Result] = [{}] * len(good)
+        for group in self.prepare.groups(good):
+            outputs = self._session.run(self.prepare.batch([good[at] for at in group]))
+            for row, at in enumerate(group):
+                results[at] = _row(outputs, row)
+        computed = iter(results)
+        return [item if isinstance(item, ItemError) else next(computed) for item in prepared]
 
 
 def _row(outputs: Mapping[str, NDArray[Any]], row: int) -> dict[str, NDArray[Any]]:
@@ -84,6 +91,10 @@ class Preparation:
         """Inputs of a whole batch, padded to its bucket. Raises EngineError when there are too many."""
         raise NotImplementedError
 
+    def groups(self, items: Sequence[Any]) -> list[list[int]]:
+        """Positions of items that are computed together: all of them, unless several runs cost less."""
+        return [list(range(len(items)))]
+
     def rows(self, count: int) -> int:
         """The bucket of a batch of `count`."""
         if count > self._stamp.max_batch_size:
@@ -111,6 +122,13 @@ class TextPreparation(Preparation):
     def batch(self, items: Sequence[Any]) -> dict[str, NDArray[Any]]:
         length = bucket(max(len(ids) for ids in items), self._stamp.length_buckets)
         return dict(self._texts.batch(items, self.rows(len(items)), length))
+
+    def groups(self, items: Sequence[Any]) -> list[list[int]]:
+        if self._stamp.run_cost is None:
+            return super().groups(items)
+        fixed, per_token = self._stamp.run_cost
+        lengths = [bucket(len(ids), self._stamp.length_buckets) for ids in items]
+        return groups(lengths, lambda rows, longest: fixed + per_token * self.rows(rows) * longest)
 
 
 class PicturePreparation(Preparation):

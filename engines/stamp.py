@@ -66,6 +66,7 @@ class Stamp:
     rebuild: str  # the command
     build_key: str  # hash of everything that went into the build
     tokenizer: str = ""  # its file
+    run_cost: tuple[float, float] | None = None  # of a text model in ms: of a run, and of each padded token in it
     profile: str = ""  # latency by batch and length, where it was measured
     batch_buckets: tuple[int, ...] = ()
     length_buckets: tuple[int, ...] = ()

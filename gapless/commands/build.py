@@ -24,6 +24,7 @@ from decode.text import Tokenizer
 from engines.served import add_to
 from gapless.build_report import engine_json, show_engine
 from gapless.errors import UsageError
+from gapless.machine import describe
 from gapless.parts import REPOSITORY
 from gapless.results import check_outputs, write_json
 from gapless.signals import leave_like_an_exception
@@ -69,9 +70,11 @@ def build_onnx(name: str, model: OnnxModel, out: Path, sla: Path, *, profile: bo
     """Build one engine with a progress bar; `sla` is the file that declares it."""
     from builders.engine import build_engine  # needs torch, onnx and onnxruntime, which an LLM does not
 
-    rebuild = f"gapless build {name} --sla {shlex.quote(str(sla))}"
+    command = f"gapless build {name} --sla {shlex.quote(str(sla))}"
     with _Bar(Console(stderr=True)) as bar:
-        made = build_engine(name, model, out, rebuild=rebuild, profile=profile, force=force, tell=bar)
+        made = build_engine(
+            name, model, out, rebuild=command, machine=describe(), profile=profile, force=force, tell=bar
+        )
     if out.name.isdigit():  # a version of a model: Triton can load it
         add_to(out)
     return made
