@@ -35,7 +35,8 @@ def _table(built: Built) -> Table:
         table.add_column(name, justify="left" if name == "precision" else "right", no_wrap=True)
     for row in built.rows:
         size = f"{row.size / 1e6:.1f}" if row.size else "–"
-        scores = ["–" if value is None else f"{value:.4f}" for value in (row.score.mean, row.score.worst)]
+        worst = None if row.score.metric == "top1" else row.score.worst  # an item agrees or does not
+        scores = ["–" if value is None else f"{value:.4f}" for value in (row.score.mean, worst)]
         table.add_row(row.precision, size, *scores, *(_latency(row, batch) for batch in SHOWN))
     return table
 

@@ -11,7 +11,7 @@ import sys
 import typer
 
 COMMANDS = {
-    "build": "Turn a model source into what the server loads.",
+    "build": "Turn model sources into what the server loads: LLMs, and engines that passed an accuracy gate.",
     "serve": "Start Triton with a model repository, wait until it answers, and keep it alive.",
     "loadtest": "Send the declared traffic and give a verdict per traffic class.",
     "simulate": "Predict what the declared traffic would get, with the scheduler that serves, on a virtual clock.",

