@@ -59,9 +59,9 @@ def build_engine(
     started = time.monotonic()
     try:
         with locked(out):
-            build = _Build(name, model, out, rebuild, machine, tell, force)
-            known = None if force else build.already(profile)
-            made = known or build.make(profile)
+            build = _Build(name, model, out, rebuild, machine, profile, tell, force)
+            known = None if force else build.already()
+            made = known or build.make()
             return replace(made, seconds=time.monotonic() - started, up_to_date=known is not None)
     except EngineError as error:
         raise BuildError(f"{name}: {error}") from None
@@ -73,10 +73,21 @@ class _Build:
     """One model on its way to an engine."""
 
     def __init__(
-        self, name: str, model: OnnxModel, out: Path, rebuild: str, machine: str, tell: Tell, force: bool
+        self,
+        name: str,
+        model: OnnxModel,
+        out: Path,
+        rebuild: str,
+        machine: str,
+        profile: bool,
+        tell: Tell,
+        force: bool,
     ) -> None:
-        self._name, self._model, self._out, self._tell, self._force = name, model, out, tell, force
+        self._name, self._model, self._out, self._with_profile = name, model, out, profile
+        self._tell, self._force = tell, force
         runtime = choose_runtime(model.engine)
+        if profile and not runs_here(runtime):
+            raise BuildError(f"--profile: {runtime} needs a GPU to be measured on, and none is here")
         gpu = compute_capability() if runtime in TENSORRT else None
         self._machine = f"{machine}, GPU of compute capability {gpu}" if gpu else machine
         self._exported = exported(model, tell, force=force)
@@ -100,18 +111,18 @@ class _Build:
             "machine": self._machine,
         }
 
-    def already(self, profile: bool) -> Built | None:
+    def already(self) -> Built | None:
         """The engine in `out`, when it was built from just this and is whole."""
         try:
             stamp = Stamp.read(self._out)
-            if stamp.build_key != self._key or (profile and stamp.profile not in stamp.files):
+            if stamp.build_key != self._key or (self._with_profile and stamp.profile not in stamp.files):
                 return None
             stamp.check_files(self._out)
         except EngineError:
             return None
         return built_from(stamp, self._out)
 
-    def make(self, profile: bool) -> Built:
+    def make(self) -> Built:
         """Build, choose and put in place."""
         candidates = [self._precisions.candidate(precision) for precision in BELOW[self._model.precision]]
         first = candidates[0]
@@ -130,7 +141,7 @@ class _Build:
         rows = [
             Row(
                 precision=c.precision,
-                size=c.size if c.score.passed else 0,
+                size=engines[c.precision].path.stat().st_size if c.precision in engines else 0,
                 score=scores[c.precision],
                 latencies=tuple(measured.get(c.precision, ())),
                 verdict=verdict(c, scores[c.precision], chosen, measured),
@@ -138,7 +149,7 @@ class _Build:
             )
             for c in candidates
         ]
-        return self._place(engines[chosen], rows, measured.get(chosen, []), profile)
+        return self._place(engines[chosen], rows, measured.get(chosen, []))
 
     def _scored(self, engine: Runnable) -> Score:
         """A plan is judged again where it can run: its kernels are not onnxruntime's."""
@@ -177,21 +188,21 @@ class _Build:
     def _inputs(self, batch: int, length: int) -> Mapping[str, Any]:
         return constant_inputs(self._exported.inputs, batch, length or 8)
 
-    def _place(self, engine: Runnable, rows: Sequence[Row], measured: Sequence[Latency], profile: bool) -> Built:
+    def _place(self, engine: Runnable, rows: Sequence[Row], measured: Sequence[Latency]) -> Built:
         """New files beside the old ones, then the stamp over the old one, then without the old files."""
         knee_at = knee_of(measured) if measured else None
         with scratch_in(self._out, 2 * engine.path.stat().st_size) as scratch:
             file = _copy(engine.path, scratch, "model")
             tokenizer = _copy(self._exported.tokenizer, scratch, "tokenizer") if self._exported.tokenizer else ""
-            if profile:
+            if self._with_profile:
                 (scratch / PROFILE).write_text(json.dumps(self._profile(engine), indent=1) + "\n")
-            names = [name for name in (file, tokenizer, PROFILE if profile else "") if name]
+            names = [name for name in (file, tokenizer, PROFILE if self._with_profile else "") if name]
             stamp = replace(
                 engine.stamp,
                 precision=engine.candidate.precision,
                 file=file,
                 tokenizer=tokenizer,
-                profile=PROFILE if profile else "",
+                profile=PROFILE if self._with_profile else "",
                 files={name: digest(scratch / name) for name in names},
                 build_key=self._key,
                 run_cost=self._run_cost(measured),
@@ -202,17 +213,14 @@ class _Build:
         return built_from(Stamp.read(self._out), self._out)
 
     def _profile(self, engine: Runnable) -> dict[str, Any]:
-        """Latency of the chosen engine by batch and length. Raises BuildError where it cannot run."""
-        runtime = self._base.runtime
-        if not runs_here(runtime):
-            raise BuildError(f"--profile: {runtime} needs a GPU to be measured on, and none is here")
+        """Latency of the chosen engine by batch and length."""
         longest, typical = self._exported.feed.max_length, self._precisions.typical_length
         lengths = sorted({typical, min(longest, 2 * typical), longest}) if longest else [0]
         shapes = [(batch, length) for length in lengths for batch in batches(self._model.max_batch_size)]
         rows = measure({"engine": engine.session()}, shapes, self._inputs, self._tell)["engine"]
         return {
             "machine": self._machine,
-            "runtime": runtime,
+            "runtime": self._base.runtime,
             "precision": engine.candidate.precision,
             "typical_length": typical,
             "knee": {str(n): knee_of([row for row in rows if row.length == n]) for n in lengths},

@@ -86,6 +86,8 @@ def _why(node: onnx.NodeProto, largest: Mapping[str, float], constants: Mapping[
         return "no fp16 form"
     if node.op_type in SENSITIVE:
         return "normalizes or accumulates"
+    if node.op_type == "Clip" and not (len(node.input) == 3 and all(node.input[1:])):
+        return "its missing bound is the largest float, which fp16 does not hold"
     for name in (*node.input, *node.output):
         if largest.get(name, 0.0) * HEADROOM > LARGEST:
             return f"{name} reached {largest[name]:.3g}; fp16 ends at {LARGEST:g}"

@@ -75,14 +75,14 @@ def verdict(candidate: Candidate, score: Score, chosen: str, measured: Measured)
     precision = candidate.precision
     if not score.passed:
         return f"failed the gate: {score.reason}"
+    if precision == "fp32" and precision != chosen:
+        return "is the reference"
     if precision not in measured:
         return "is taken; its speed is not measured here" if precision == chosen else "passed"
     rate = f": {gain(precision, measured):.2f} times fp32's rate at batch {knee_of(measured[precision])}"
     told = "" if precision == "fp32" else rate
     if precision == chosen:
         return f"is taken{told}"
-    if precision == "fp32":
-        return "is the reference"
     return f"is not worth it{told}" if gain(precision, measured) < WORTH else f"passed, slower than another{told}"
 
 

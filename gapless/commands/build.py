@@ -71,6 +71,8 @@ def build_onnx(name: str, model: OnnxModel, out: Path, sla: Path, *, profile: bo
     from builders.engine import build_engine  # needs torch, onnx and onnxruntime, which an LLM does not
 
     command = f"gapless build {name} --sla {shlex.quote(str(sla))}"
+    if out != REPOSITORY / name / "1":
+        command += f" --out {shlex.quote(str(out))}"
     with _Bar(Console(stderr=True)) as bar:
         made = build_engine(
             name, model, out, rebuild=command, machine=describe(), profile=profile, force=force, tell=bar
