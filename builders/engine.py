@@ -24,8 +24,8 @@ from builders.latency import Latency, as_json, batches, measure
 from builders.placing import locked, scratch_in, swap
 from builders.precisions import Precisions
 from builders.report import Built, Row, built_from, choose, knee_of, verdict
-from builders.runtimes import Runnable, choose_runtime, length_buckets, runnable, runs_here
-from builders.sources import Exported, exported, versions
+from builders.runtimes import Runnable, base_stamp, choose_runtime, runnable, runs_here
+from builders.sources import exported
 from builders.stages import key_of, stage
 from config_gen.spec import OnnxModel
 from engines.errors import EngineError
@@ -91,7 +91,7 @@ class _Build:
         gpu = compute_capability() if runtime in TENSORRT else None
         self._machine = f"{machine}, GPU of compute capability {gpu}" if gpu else machine
         self._exported = exported(model, tell, force=force)
-        self._base = _base(name, model, self._exported, runtime, rebuild)
+        self._base = base_stamp(name, model, self._exported, runtime, rebuild)
         # Data are prepared as the runner will prepare them; where shapes are fixed it pads, which changes no result.
         plain = replace(self._base, runtime="onnxruntime", batch_buckets=(), length_buckets=())
         prepare = preparation(plain, self._exported.folder)
@@ -226,30 +226,6 @@ class _Build:
             "knee": {str(n): knee_of([row for row in rows if row.length == n]) for n in lengths},
             "rows": as_json(rows),
         }
-
-
-def _base(name: str, model: OnnxModel, exported: Exported, runtime: str, rebuild: str) -> Stamp:
-    """What is known before a precision is chosen."""
-    fixed, texts = runtime in TENSORRT, exported.feed.kind == "text"
-    return Stamp(
-        model=name,
-        source=model.source,
-        source_hash=exported.source_hash,
-        precision="",
-        runtime=runtime,
-        file=exported.graph.name,
-        feed=exported.feed,
-        inputs=exported.inputs,
-        outputs=exported.outputs,
-        max_batch_size=model.max_batch_size,
-        tools=versions(("onnxruntime", "torch")),
-        files={},
-        rebuild=rebuild,
-        build_key="",
-        tokenizer=exported.tokenizer.name if exported.tokenizer else "",
-        batch_buckets=tuple(batches(model.max_batch_size)) if fixed else (),
-        length_buckets=length_buckets(exported.feed.max_length) if fixed and texts else (),
-    )
 
 
 def _copy(path: Path, scratch: Path, name: str) -> str:

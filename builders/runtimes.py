@@ -14,6 +14,7 @@ from builders import compile as tensorrt
 from builders.compile import Options, Profile
 from builders.latency import batches
 from builders.precisions import Candidate
+from builders.sources import Exported, versions
 from builders.stages import stage
 from config_gen.spec import Engine as Asked
 from config_gen.spec import OnnxModel
@@ -49,6 +50,30 @@ def choose_runtime(asked: Asked) -> str:
 
 def runs_here(runtime: str) -> bool:
     return runtime not in TENSORRT or compute_capability() is not None
+
+
+def base_stamp(name: str, model: OnnxModel, exported: Exported, runtime: str, rebuild: str) -> Stamp:
+    """What is known before a precision is chosen."""
+    fixed, texts = runtime in TENSORRT, exported.feed.kind == "text"
+    return Stamp(
+        model=name,
+        source=model.source,
+        source_hash=exported.source_hash,
+        precision="",
+        runtime=runtime,
+        file=exported.graph.name,
+        feed=exported.feed,
+        inputs=exported.inputs,
+        outputs=exported.outputs,
+        max_batch_size=model.max_batch_size,
+        tools=versions(("onnxruntime", "torch")),
+        files={},
+        rebuild=rebuild,
+        build_key="",
+        tokenizer=exported.tokenizer.name if exported.tokenizer else "",
+        batch_buckets=tuple(batches(model.max_batch_size)) if fixed else (),
+        length_buckets=length_buckets(exported.feed.max_length) if fixed and texts else (),
+    )
 
 
 def length_buckets(longest: int) -> tuple[int, ...]:

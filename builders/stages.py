@@ -16,12 +16,13 @@ from builders.placing import locked, scratch_in
 from builders.source import cache_directory
 
 DONE = "done.json"
+MAKERS = 1  # raised whenever the builders make something else of the same facts
 KEPT = 40  # folders of earlier stages; the ones used longest ago go first
 
 
 def key_of(facts: Any) -> str:
     """A name for what these facts (JSON) lead to."""
-    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:24]
+    return hashlib.sha256(json.dumps([MAKERS, facts], sort_keys=True, default=str).encode()).hexdigest()[:24]
 
 
 def stage(name: str, facts: Any, make: Callable[[Path], dict[str, Any]], *, force: bool = False) -> tuple[Path, Any]:
