@@ -125,10 +125,16 @@ class _Bound:
             raise EngineError("TensorRT could not compute this; its log has the reason")
 
     def capture(self, stream: torch.cuda.Stream) -> None:
-        """Record the computation; TensorRT asks for one run before, which has been made."""
+        """Record the computation; TensorRT asks for one run before, which has been made.
+
+        Without a graph where it does not let itself be recorded, as while it is still compiling a kernel.
+        """
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            self._enqueue(stream)
+        try:
+            with torch.cuda.graph(graph, stream=stream):
+                self._enqueue(stream)
+        except (RuntimeError, EngineError):
+            return
         self._graph = graph
 
     def compute(self, stream: torch.cuda.Stream) -> None:

@@ -66,8 +66,10 @@ def build(source: str, out: Path, *, force: bool = False, console: Console | Non
         return build_llm(source, out, force=force, check=_loadable, progress=bar)
 
 
-def build_onnx(name: str, model: OnnxModel, out: Path, sla: Path, *, profile: bool = False, force: bool = False) -> Any:
-    """Build one engine with a progress bar; `sla` is the file that declares it."""
+def build_onnx(
+    name: str, model: OnnxModel, out: Path, sla: Path, *, profile: bool = False, force: bool = False
+) -> dict[str, Any]:
+    """Build one engine with a progress bar and tell about it; `sla` is the file that declares it."""
     from builders.engine import build_engine  # needs torch, onnx and onnxruntime, which an LLM does not
 
     command = f"gapless build {name} --sla {shlex.quote(str(sla))}"
@@ -79,7 +81,8 @@ def build_onnx(name: str, model: OnnxModel, out: Path, sla: Path, *, profile: bo
         )
     if out.name.isdigit():  # a version of a model: Triton can load it
         add_to(out)
-    return made
+    show_engine(made, Console())
+    return engine_json(made)
 
 
 def run(
@@ -112,9 +115,7 @@ def run(
     for name in wanted:
         declared, target = spec.models[name], out or REPOSITORY / name / "1"
         if isinstance(declared, OnnxModel):
-            made = build_onnx(name, declared, target, sla, profile=profile, force=force)
-            show_engine(made, Console())
-            results[name] = engine_json(made)
+            results[name] = build_onnx(name, declared, target, sla, profile=profile, force=force)
         else:
             results[name] = _llm(name, declared.source, target, force)
     write_json(json_file, {"models": results})

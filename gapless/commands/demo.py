@@ -15,7 +15,6 @@ import typer
 from rich.console import Console
 
 from config_gen.spec import LlmModel, Spec, SpecError, load
-from gapless.build_report import show_engine
 from gapless.child import server
 from gapless.commands.build import build, build_onnx
 from gapless.commands.loadtest import duration_option, load_models, progress_bar, tell
@@ -72,7 +71,7 @@ def built(console: Console, spec: Spec, sla: Path) -> list[Part]:
         if isinstance(model, LlmModel):
             build(model.source, REPOSITORY / name / "1")
         else:
-            show_engine(build_onnx(name, model, REPOSITORY / name / "1", sla), console)
+            build_onnx(name, model, REPOSITORY / name / "1", sla)
     return pick_parts(spec, None)
 
 
