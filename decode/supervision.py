@@ -24,7 +24,7 @@ class Report:
     """What a model says of itself. `leaving` comes before an orderly end, so that it is not taken for a death.
 
     `whole`: it answers each request in one piece, through Triton's own queue, and has computed before it was loaded.
-    Triton ends such requests itself when its process dies, and drains them when the server ends.
+    How many are open only Triton knows, which drains them when the server ends.
     """
 
     model: str

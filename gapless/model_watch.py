@@ -144,7 +144,7 @@ class ModelWatch:
                 self._restart(server, how)
                 return
             self._say(f"{how}; loading it again")
-            if line.report.open:
+            if line.report.open or whole:  # what Triton has handed to a dead process hangs, and more is handed over
                 self.ghosts = True
                 cut_connections(server, self._ports)
             await self._reload(name, whole)
