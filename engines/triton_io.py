@@ -138,9 +138,7 @@ def _items(request: Any, stamp: Stamp) -> list[Any]:
     arrays: dict[str, Any] = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
     if stamp.feed.kind == "arrays":
         for tensor in stamp.inputs:
-            if (
-                len(tensor.shape) == 1 and tensor.name in arrays
-            ):  # Triton knows no tensor without an axis beside the batch
+            if len(tensor.shape) == 1:  # see _as_declared
                 arrays[tensor.name] = arrays[tensor.name].reshape(-1)
         count = len(next(iter(arrays.values())))
         return [{name: array[row, ...] for name, array in arrays.items()} for row in range(count)]
