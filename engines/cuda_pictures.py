@@ -49,7 +49,7 @@ class CudaPictures:
 
     def _resize(self, pixels: torch.Tensor) -> torch.Tensor:
         height, width = pixels.shape[:2]
-        left, upper, right, lower = (round(edge) for edge in middle(width, height))
+        left, upper, right, lower = middle(width, height)
         there = pixels[upper:lower, left:right].to(self._device, non_blocking=True).permute(2, 0, 1).float()
         resized = torch.nn.functional.interpolate(
             there[None], size=(self._size,) * 2, mode="bilinear", antialias=True, align_corners=False

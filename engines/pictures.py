@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from engines.errors import ItemError
 from engines.stamp import Feed
@@ -41,9 +41,13 @@ def decode(item: object, size: int = 0) -> Image.Image:
                 raise ItemError(f"image: {opened.width}x{opened.height} pixels; allowed: {SMALLEST} a side and more")
             if size:
                 opened.draft("RGB", (round(size / MIDDLE) + 1,) * 2)
+            if opened.mode.startswith("I"):  # 16 bits a pixel, which Pillow would cut off at 255
+                return Image.fromarray((np.asarray(opened) >> 8).astype(np.uint8)).convert("RGB")
             return opened.convert("RGB")
     except ItemError:
         raise
+    except UnidentifiedImageError:  # its message is an address in memory
+        raise ItemError(f"image: {len(item)} bytes that are no JPEG or PNG picture") from None
     except (OSError, ValueError, SyntaxError, MemoryError, Image.DecompressionBombError) as error:
         told = " ".join(str(error).split())[:80]
         raise ItemError(f"image: {len(item)} bytes that are no JPEG or PNG picture ({told})") from None
@@ -57,10 +61,10 @@ def _checked(pixels: NDArray[Any]) -> NDArray[np.uint8]:
     return np.ascontiguousarray(pixels)
 
 
-def middle(width: int, height: int) -> tuple[float, float, float, float]:
-    """The box (left, upper, right, lower) of the square in the middle, MIDDLE of the shorter side."""
-    side = min(width, height) * MIDDLE
-    left, upper = (width - side) / 2, (height - side) / 2
+def middle(width: int, height: int) -> tuple[int, int, int, int]:
+    """The box (left, upper, right, lower) of the square in the middle, MIDDLE of the shorter side, in whole pixels."""
+    side = max(1, round(min(width, height) * MIDDLE))
+    left, upper = (width - side) // 2, (height - side) // 2
     return left, upper, left + side, upper + side
 
 
@@ -80,7 +84,8 @@ class Pictures:
     def _prepare(self, item: object) -> NDArray[np.float32] | ItemError:
         try:
             picture = decode(item, self._size)
-            square = picture.resize((self._size,) * 2, Image.Resampling.BILINEAR, middle(*picture.size))
+            # Cropped first: the filter must not reach beyond the crop, as it does not on a GPU.
+            square = picture.crop(middle(*picture.size)).resize((self._size,) * 2, Image.Resampling.BILINEAR)
         except ItemError as error:
             return error
         scaled = (np.asarray(square, np.float32) - self._mean) * self._scale

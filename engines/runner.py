@@ -159,7 +159,7 @@ class ArrayPreparation(Preparation):
 
     def batch(self, items: Sequence[Any]) -> dict[str, NDArray[Any]]:
         rows = self.rows(len(items))
-        return {t.name: _padded(np.stack([item[t.name] for item in items]), rows) for t in self._stamp.inputs}
+        return {t.name: _padded(_stacked(t.name, [item[t.name] for item in items]), rows) for t in self._stamp.inputs}
 
 
 def _fitting(tensor: TensorSpec, array: object) -> NDArray[Any]:
@@ -173,6 +173,13 @@ def _fitting(tensor: TensorSpec, array: object) -> NDArray[Any]:
     if array.dtype != tensor.dtype or not fits:
         raise ItemError(f"{tensor.name}: is {array.dtype} {list(array.shape)}; allowed: {wanted}")
     return array
+
+
+def _stacked(name: str, arrays: list[NDArray[Any]]) -> NDArray[Any]:
+    """Raises EngineError; Triton's batcher puts requests of equal shapes together only."""
+    if len({array.shape for array in arrays}) > 1:
+        raise EngineError(f"{name}: shapes differ within a batch; allowed: equal ones")
+    return np.stack(arrays)
 
 
 def _padded(array: NDArray[Any], rows: int) -> NDArray[Any]:

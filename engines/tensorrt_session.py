@@ -7,7 +7,7 @@ one API; nothing here asks which one it is. Must not know items or padding.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +64,7 @@ class TensorRTSession:
         return {name: bound.pinned[name].numpy().copy() for name in self._output_names}
 
     def _bind(self, shape: Shape) -> _Bound:
-        fits = [at for at, profile in enumerate(self._profiles) if _holds(profile, self._input_names, shape)]
-        if not fits:
-            raise EngineError(f"no profile of this engine holds the shapes {list(shape)}")
-        # The tightest one: kernels were chosen for sizes near its own.
-        at = min(fits, key=lambda i: _room(self._profiles[i]))
+        at = tightest(self._profiles, self._input_names, shape)
         if at not in self._contexts:
             context = self._engine.create_execution_context()
             context.set_optimization_profile_async(at, self._stream.cuda_stream)
@@ -78,6 +74,17 @@ class TensorRTSession:
             bound.capture(self._stream)
             self._bound[shape] = bound
         return bound
+
+
+def tightest(profiles: Sequence[Mapping[str, Any]], names: list[str], shape: Shape) -> int:
+    """The place of the smallest profile that holds the shape: kernels were chosen for sizes near it.
+
+    Raises EngineError when none does.
+    """
+    fits = [at for at, profile in enumerate(profiles) if _holds(profile, names, shape)]
+    if not fits:
+        raise EngineError(f"no profile of this engine holds the shapes {list(shape)}")
+    return min(fits, key=lambda at: _room(profiles[at]))
 
 
 def _holds(profile: Mapping[str, Any], names: list[str], shape: Shape) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
+from numpy.typing import NDArray
 
 from decode.supervision import Link, Report
 from engines.errors import EngineError, ItemError
@@ -44,7 +45,10 @@ def complete(config: Any, folder: Path) -> Any:
         config.add_input(entry)
     for tensor in stamp.outputs:
         config.add_output(_declared(tensor))
-    if not config.as_dict().get("max_batch_size"):  # a smaller one may be wanted
+    wanted = config.as_dict().get("max_batch_size", 0)
+    if wanted > stamp.max_batch_size:
+        raise EngineError(f"max_batch_size: {wanted} is not allowed; this engine was built for {stamp.max_batch_size}")
+    if not wanted:  # a smaller one may be wanted
         config.set_max_batch_size(stamp.max_batch_size)
     config.set_dynamic_batching()
     return config
@@ -70,17 +74,22 @@ class EngineModel:
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """One response for each request. A request of several items fails with the first one that is wrong."""
-        read = [_items(request) for request in requests]
-        flat = [item for items in read for item in items]
         try:
-            results = iter(self._run(flat))
-        except EngineError as error:
-            return [_refusal(str(error)) for _ in requests]
+            return self._answers([_items(request, self._runner.stamp) for request in requests])
         except Exception as error:  # whatever it is: nobody must wait, and the launcher must know
             logging.exception("gapless: %s", self._name)
             self._failure = f"{type(error).__name__}: {error}"
             self._report()
             return [_refusal(self._failure, pb_utils.TritonError.INTERNAL) for _ in requests]
+
+    def _answers(self, read: Sequence[list[object]]) -> list[Any]:
+        try:
+            results = iter(self._run([item for items in read for item in items]))
+        except EngineError as error:
+            if len(read) == 1:
+                return [_refusal(str(error))]
+            # One of them may be at fault, as by an index that a table does not have: each for itself.
+            return [response for items in read for response in self._answers([items])]
         return [self._response([next(results) for _ in items]) for items in read]
 
     def _run(self, items: list[object]) -> list[Result]:
@@ -94,10 +103,8 @@ class EngineModel:
             if isinstance(result, ItemError):
                 return _refusal(str(result))
             rows.append(result)
-        names = [tensor.name for tensor in self._runner.stamp.outputs]
-        return pb_utils.InferenceResponse(
-            [pb_utils.Tensor(name, np.concatenate([row[name] for row in rows])) for name in names]
-        )
+        made = {t.name: np.concatenate([row[t.name] for row in rows]) for t in self._runner.stamp.outputs}
+        return pb_utils.InferenceResponse([pb_utils.Tensor(name, _as_declared(array)) for name, array in made.items()])
 
     def is_ready(self) -> bool:
         """For Triton versions that ask."""
@@ -121,20 +128,25 @@ class EngineModel:
             self._link.send(Report(self._name, os.getpid(), 0, failure, drained, leaving, whole))
 
 
-def _items(request: Any) -> list[Any]:
+def _as_declared(array: NDArray[Any]) -> NDArray[Any]:
+    """Triton knows no tensor without an axis beside the batch."""
+    return array[:, None] if array.ndim == 1 else array
+
+
+def _items(request: Any, stamp: Stamp) -> list[Any]:
     """The items of a request, one for each row, or one ItemError."""
     arrays: dict[str, Any] = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-    if TEXT in arrays or IMAGE in arrays:
-        if len(arrays) > 1:
-            return [ItemError(f"{', '.join(sorted(arrays))} are given together; allowed: one of image and pixels")]
-        (rows,) = arrays.values()
-        return list(rows.reshape(-1)) if rows.dtype == np.object_ else list(rows)
-    if PIXELS in arrays and len(arrays) == 1:
-        return list(arrays[PIXELS])
-    if not arrays:
-        return [ItemError("no input is given; allowed: one of image and pixels")]
-    count = len(next(iter(arrays.values())))
-    return [{name: array[row] for name, array in arrays.items()} for row in range(count)]
+    if stamp.feed.kind == "arrays":
+        for tensor in stamp.inputs:
+            if len(tensor.shape) == 1:  # see _as_declared
+                arrays[tensor.name] = arrays[tensor.name].reshape(-1)
+        count = len(next(iter(arrays.values())))
+        return [{name: array[row, ...] for name, array in arrays.items()} for row in range(count)]
+    if len(arrays) != 1:
+        given = f"{' and '.join(sorted(arrays))} are given together" if arrays else "no input is given"
+        return [ItemError(f"{given}; allowed: one of {IMAGE} and {PIXELS}")]
+    (rows,) = arrays.values()
+    return list(rows.reshape(-1)) if rows.dtype == np.object_ else list(rows)
 
 
 def _refusal(why: str, code: Any = None) -> Any:
