@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -21,7 +22,7 @@ T4 = [(1, 8.0), (8, 22.0), (16, 41.0), (32, 83.0)]  # ms at batch of a common en
 def by_definition(table: list[tuple[int, float]]) -> int:
     """The last batch up to which each step serves what it adds at least a tenth faster than what came before."""
     for last in range(len(table), 0, -1):
-        steps = list(zip(table[:last], table[1:last], strict=False))
+        steps = pairwise(table[:last])
         fine = [
             slower <= faster or (more - fewer) * faster * 10 >= 11 * fewer * (slower - faster)
             for (fewer, faster), (more, slower) in steps
