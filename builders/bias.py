@@ -18,14 +18,20 @@ from onnx import TensorProto, helper, numpy_helper
 
 from engines.session import Arrays, OnnxSession
 
+ERROR = "/error"
+
 
 @dataclass(frozen=True, slots=True)
 class Bias:
-    """Where a product's bias is: input `at` of node `owner`; channels lie along `axis` of the product's output."""
+    """Where a product's bias is: input `at` of node `owner`; channels lie along `axis` of the product's output.
+
+    `factor` is what the node multiplies its bias by, as a Gemm may.
+    """
 
     owner: str
     at: int
     axis: int
+    factor: float = 1.0
 
 
 Shifts = Mapping[str, NDArray[np.float32]]  # by product: what its bias lacks, [channels]
@@ -44,7 +50,9 @@ def biases(model: onnx.ModelProto, nodes: Sequence[str]) -> dict[str, Bias]:
             continue
         behind = readers.get(node.output[0], [])
         if node.op_type in ("Conv", "Gemm") and len(node.input) > 2 and node.input[2] in constants:
-            found[node.name] = Bias(node.name, 2, 1)
+            factor = next((a.f for a in node.attribute if a.name == "beta"), 1.0)
+            if factor:
+                found[node.name] = Bias(node.name, 2, 1, factor)
         elif node.op_type == "MatMul" and len(behind) == 1 and behind[0].op_type == "Add":
             at = next((i for i, name in enumerate(behind[0].input) if name in constants), None)
             if at is not None and len(constants[behind[0].input[at]].dims) == 1:
@@ -67,7 +75,8 @@ def shifts(
     for feed in feeds:
         rows = len(next(iter(feed.values())))
         count += rows
-        for name, error in session.run(feed).items():
+        for output, error in session.run(feed).items():
+            name = output.removesuffix(ERROR)
             axis = where[name].axis % error.ndim
             mean = error.mean(axis=tuple(a for a in range(error.ndim) if a != axis))
             sums[name] = sums[name] + mean * rows
@@ -75,7 +84,7 @@ def shifts(
 
 
 def _twins(model: onnx.ModelProto, quantized: onnx.ModelProto, where: Mapping[str, Bias]) -> onnx.ModelProto:
-    """Outputs: exact minus INT8 of every product, under its name."""
+    """Outputs: exact minus INT8 of every product, under its name and ERROR."""
     exact = {node.name: node for node in model.graph.node}
     made = onnx.ModelProto()
     made.CopyFrom(quantized)
@@ -91,8 +100,8 @@ def _twins(model: onnx.ModelProto, quantized: onnx.ModelProto, where: Mapping[st
             twin = made.graph.node.add()
             twin.CopyFrom(exact[node.name])
             twin.name = f"{node.name}/exact"
-            made.graph.node.append(helper.make_node("Sub", [result, copy.output[0]], [node.name]))
-            made.graph.output.append(helper.make_tensor_value_info(node.name, TensorProto.FLOAT, None))
+            made.graph.node.append(helper.make_node("Sub", [result, copy.output[0]], [node.name + ERROR]))
+            made.graph.output.append(helper.make_tensor_value_info(node.name + ERROR, TensorProto.FLOAT, None))
     return made
 
 
@@ -105,7 +114,7 @@ def corrected(model: onnx.ModelProto, by: Shifts, where: Mapping[str, Bias], nod
     for name in nodes:
         if name in by:
             owner, at = owners[where[name].owner], where[name].at
-            bias = numpy_helper.to_array(constants[owner.input[at]]) + by[name]
+            bias = numpy_helper.to_array(constants[owner.input[at]]) + by[name] / where[name].factor
             owner.input[at] = f"{name}/bias"
             made.graph.initializer.append(numpy_helper.from_array(bias.astype(np.float32), f"{name}/bias"))
     return made

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,16 +44,16 @@ class Profile:
 
     def shapes(self, tensor: TensorSpec) -> Range:
         """Smallest, best and largest shape of an input. Raises BuildError when it varies where texts do not."""
+        free = 2 if self.length else 1
+        if sum(dim < 0 for dim in tensor.shape) > free:
+            raise BuildError(
+                f"{tensor.name}: {list(tensor.shape)}; TensorRT needs to know what varies: the batch, and the length "
+                "of a text"
+            )
         made = []
         for at in range(3):
-            free = iter([self.batch[at], *([self.length[at]] if self.length else [])])
-            try:
-                made.append(tuple(next(free) if dim < 0 else dim for dim in tensor.shape))
-            except StopIteration:
-                raise BuildError(
-                    f"{tensor.name}: {list(tensor.shape)}; TensorRT needs to know what varies: the batch, and the "
-                    "length of a text"
-                ) from None
+            values = iter([self.batch[at], *([self.length[at]] if self.length else [])])
+            made.append(tuple([next(values) if dim < 0 else dim for dim in tensor.shape]))
         return made[0], made[1], made[2]
 
 
@@ -81,6 +82,13 @@ class Compiled:
 def available(flavour: str) -> bool:
     """Whether this flavour is installed."""
     return importlib.util.find_spec(flavour) is not None
+
+
+def builds_for(flavour: str, capability: str) -> bool:
+    """Whether this flavour is installed and builds for such a GPU; where it builds on the GPU itself, it does."""
+    if not available(flavour):
+        return False
+    return not FLAVOURS[flavour].ahead or capability in _known(importlib.import_module(flavour))
 
 
 def version(flavour: str) -> str:
@@ -121,7 +129,7 @@ def compile_plan(
     network = builder.create_network(_flags(trt.NetworkDefinitionCreationFlag, ("STRONGLY_TYPED",)))
     parser = trt.OnnxParser(network, log)
     if not parser.parse(model):
-        reasons = [str(parser.get_error(at).desc()) for at in range(parser.num_errors)]
+        reasons = [_reason(parser.get_error(at)) for at in range(parser.num_errors)]
         raise BuildError(f"{flavour} cannot read the graph: {'; '.join(reasons[:3])}")
     config = builder.create_builder_config()
     _configure(trt, config, options)
@@ -137,7 +145,7 @@ def compile_plan(
     if plan is None:
         raise BuildError(f"{flavour} cannot compile it: {'; '.join(log.errors[:3]) or 'it gave no reason'}")
     if cache is not None and timing_cache is not None:
-        timing_cache.write_bytes(bytes(cache.serialize()))
+        _write_whole(timing_cache, bytes(cache.serialize()))
     return Compiled(
         bytes(plan),
         str(trt.__version__),
@@ -145,6 +153,12 @@ def compile_plan(
         tuple(network.get_input(at).name for at in range(network.num_inputs)),
         tuple(network.get_output(at).name for at in range(network.num_outputs)),
     )
+
+
+def _reason(error: Any) -> str:
+    """What the parser says, and of which node."""
+    node = " ".join(part for part in (error.node_operator(), error.node_name()) if part)
+    return f"{node}: {error.desc()}" if node else str(error.desc())
 
 
 def _flags(kind: Any, names: Sequence[str]) -> int:
@@ -164,9 +178,7 @@ def _configure(trt: Any, config: Any, options: Options) -> None:
 
 
 def _aim(trt: Any, config: Any, capabilities: Sequence[str]) -> None:
-    known = {
-        f"{name[2:-1]}.{name[-1]}": kind for name, kind in trt.ComputeCapability.__members__.items() if "SM" in name
-    }
+    known = _known(trt)
     for capability in capabilities:
         if capability not in known:
             allowed = ", ".join(known)
@@ -176,12 +188,25 @@ def _aim(trt: Any, config: Any, capabilities: Sequence[str]) -> None:
         config.set_compute_capability(known[capability], at)
 
 
+def _known(trt: Any) -> dict[str, Any]:
+    """Compute capabilities as `8.9`, of what is called SM89."""
+    members = trt.ComputeCapability.__members__.items()
+    return {f"{name[2:-1]}.{name[-1]}": kind for name, kind in members if name.startswith("SM")}
+
+
 def _cache(config: Any, path: Path | None) -> Any:
     """What earlier builds measured; a cache of another version or device is left out by TensorRT itself."""
     data = path.read_bytes() if path is not None and path.exists() else b""
     cache = config.create_timing_cache(data)
     config.set_timing_cache(cache, False)
     return cache
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    """Other builds may read it now, and this one may be killed."""
+    new = path.with_name(f"{path.name}.{os.getpid()}")
+    new.write_bytes(data)
+    new.replace(path)
 
 
 def _logger(trt: Any) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
@@ -43,8 +44,8 @@ def open_data(calibration: Sequence[str], evaluation: Sequence[str], kind: str) 
         left, right = items[0::2], items[1::2]
     else:
         left, right = _read(calibration, kind, "calibration"), _read(evaluation, kind, "evaluation")
-        known = {_digest(item) for item in left}
-        shared = sum(_digest(item) in known for item in right)
+        known = {digest_of(item) for item in left}
+        shared = sum(digest_of(item) in known for item in right)
         if shared:
             raise BuildError(f"evaluation: {shared} of {len(right)} items are in calibration, too; allowed: none")
     sides = {"calibration": left, "evaluation": right}
@@ -61,10 +62,16 @@ def _some(items: Items) -> Items:
     return [items[at * len(items) // MOST] for at in range(MOST)] if len(items) > MOST else items
 
 
-def _digest(item: Any) -> str:
+def digest_of(item: Any) -> str:
+    """What tells items apart: of arrays also their names, types and shapes."""
     hashed = hashlib.sha256()
-    for part in item.values() if isinstance(item, Mapping) else (item,):
-        hashed.update(part.encode() if isinstance(part, str) else bytes(part))
+    for name, part in item.items() if isinstance(item, Mapping) else (("", item),):
+        if isinstance(part, str | bytes):
+            kind, raw = "", part.encode() if isinstance(part, str) else part
+        else:
+            array = np.asarray(part)
+            kind, raw = f"{array.dtype}{array.shape}", array.tobytes()
+        hashed.update(f"{name} {kind} {len(raw)} ".encode() + raw)
     return hashed.hexdigest()
 
 
@@ -78,7 +85,7 @@ def _read(names: Sequence[str], kind: str, key: str) -> Items:
             raise BuildError(f"{key}: {name} holds a {type(wrong).__name__}; allowed for this model: {ALLOWED[kind]}")
         if not items:
             raise BuildError(f"{key}: {name} holds nothing; allowed: {ALLOWED[kind]}")
-        distinct |= {_digest(item): item for item in items}
+        distinct |= {digest_of(item): item for item in items}
     return list(distinct.values())
 
 
@@ -103,10 +110,22 @@ def _raw(name: str, kind: str, key: str) -> Iterator[Any]:
     elif path.is_file():
         yield from (line.strip() for line in _lines(path, key) if line.strip())
     elif ":" in name:
-        found = load_callable(name, key)()
+        found = _called(name, key)
         yield from _rows(found, name, key) if isinstance(found, Mapping) else found
     else:
         raise BuildError(f"{key}: {name}: no such file; a file .npz or .txt, a folder, wheel:NAME or module:callable")
+
+
+def _called(name: str, key: str) -> Any:
+    function = load_callable(name, key)
+    try:
+        found = function()
+        found = found if isinstance(found, Mapping | str | bytes) or not hasattr(found, "__iter__") else list(found)
+    except Exception as error:  # whatever a user's code raises
+        raise BuildError(f"{key}: {name}: {type(error).__name__}: {error}") from None
+    if not isinstance(found, Mapping | list):
+        raise BuildError(f"{key}: {name} returned a {type(found).__name__}; allowed: a list, or a mapping of arrays")
+    return found
 
 
 def _pictures(files: Sequence[Path], key: str) -> Iterator[bytes]:
@@ -130,9 +149,15 @@ def _lines(path: Path, key: str) -> list[str]:
 
 def _load_npz(path: Path, key: str) -> dict[str, Any]:
     try:
-        with np.load(path, allow_pickle=False) as file:
-            return dict(file)
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
+        file = np.load(path, allow_pickle=False)
+        if not isinstance(file, np.lib.npyio.NpzFile):
+            raise ValueError("one array")
+        with file:
+            found = dict(file)
+        if not all(isinstance(array, np.ndarray) for array in found.values()):
+            raise ValueError("something else in a zip")
+        return found
+    except (OSError, ValueError, zipfile.BadZipFile, zlib.error, EOFError) as error:
         reason = getattr(error, "strerror", None) or "is no .npz of plain arrays"
         raise BuildError(f"{key}: {path}: {reason}") from None
 

@@ -44,9 +44,10 @@ def outputs_of(session: Session, feeds: Sequence[Arrays]) -> Outputs:
 def judge(accuracy: Accuracy, reference: Outputs, candidate: Outputs) -> Score:
     """The verdict on a candidate. Raises BuildError when a metric of the user's cannot be used."""
     metric = _metric(accuracy.metric)
-    if not all(np.isfinite(array).all() for batch in candidate for array in batch.values()):
-        count = sum(len(next(iter(batch.values()))) for batch in candidate)
-        return Score(accuracy.metric, count, None, None, "an output is NaN or infinite")
+    for outputs, whose in ((reference, "an output in fp32"), (candidate, "an output")):
+        if not all(np.isfinite(array).all() for batch in outputs for array in batch.values()):
+            count = sum(len(next(iter(batch.values()))) for batch in candidate)
+            return Score(accuracy.metric, count, None, None, f"{whose} is NaN or infinite")
     values = np.concatenate([metric(wanted, got) for wanted, got in zip(reference, candidate, strict=True)])
     lower = accuracy.metric == "max_abs_error"  # is better
     mean, worst = float(values.mean()), float(values.max() if lower else values.min())

@@ -7,7 +7,7 @@ be fp16 is rounded to it. Must not know sources or the SLA file.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,9 +73,12 @@ def float_tensors(model: onnx.ModelProto) -> list[str]:
 def kept_in_fp32(model: onnx.ModelProto, largest: Mapping[str, float]) -> list[Kept]:
     """Nodes that must not be fp16: by kind, by measured range, by constants that fp16 cannot hold."""
     constants = {i.name: numpy_helper.to_array(i) for i in model.graph.initializer}
+    graph = onnx.shape_inference.infer_shapes(model).graph
+    typed = {info.name for info in (*graph.value_info, *graph.output) if info.type.WhichOneof("value")}
     kept = []
     for node in model.graph.node:
-        why = _why(node, largest, constants)
+        unknown = any(name and name not in typed for name in node.output)
+        why = "what it writes has no known type" if unknown else _why(node, largest, constants)
         if why:
             kept.append(Kept(node.name, node.op_type, why))
     return kept
@@ -103,16 +106,96 @@ def _why(node: onnx.NodeProto, largest: Mapping[str, float], constants: Mapping[
 
 
 def converted(model: onnx.ModelProto, kept: Iterable[Kept]) -> onnx.ModelProto:
-    """The model with all other nodes in fp16, casts between; its inputs and outputs stay as they are."""
-    from onnxruntime.transformers.float16 import convert_float_to_float16
+    """The model with all other nodes in fp16; its inputs and outputs stay as they are.
 
-    names = [node.node for node in kept]
-    copy = onnx.ModelProto()
-    copy.CopyFrom(onnx.shape_inference.infer_shapes(model))
-    made: onnx.ModelProto = convert_float_to_float16(
-        copy, keep_io_types=True, disable_shape_infer=True, op_block_list=[], node_block_list=names
-    )
-    return made
+    A cast stands only where an fp16 node and one that is kept meet: between two that are kept, values stay in float32.
+    """
+    return _Conversion(model, {node.node for node in kept}).run()
+
+
+class _Conversion:
+    """Walks the nodes in order; every tensor gets a form in fp16, in float32, or both, made when first asked for."""
+
+    def __init__(self, model: onnx.ModelProto, exact: set[str]) -> None:
+        self._exact, self._floats = exact, set(float_tensors(model))
+        self._made = onnx.ModelProto()
+        self._made.CopyFrom(model)
+        del self._made.graph.node[:], self._made.graph.value_info[:]
+        self._nodes = model.graph.node
+        self._constants = {i.name: i for i in model.graph.initializer if i.data_type == TensorProto.FLOAT}
+        # Read where casts are not put: by whoever runs the model, and inside the bodies of If, Loop and Scan.
+        self._fixed = {output.name for output in model.graph.output} | set(_captured(model.graph.node))
+        there = (*self._constants, *(tensor.name for tensor in model.graph.input))
+        self._forms: dict[int, dict[str, str]] = {TensorProto.FLOAT: {n: n for n in there}, TensorProto.FLOAT16: {}}
+
+    def run(self) -> onnx.ModelProto:
+        for node in self._nodes:
+            to = TensorProto.FLOAT if node.name in self._exact else TensorProto.FLOAT16
+            copy = onnx.NodeProto()
+            copy.CopyFrom(node)
+            copy.input[:] = [self._form(name, to) for name in node.input]
+            self._made.graph.node.append(copy)
+            self._write(self._made.graph.node[-1], to)
+        self._drop_unread_constants()
+        return self._made
+
+    def _form(self, name: str, to: int) -> str:
+        """The name of a tensor in one type, cast where it is not there yet; of what is not float, its own."""
+        if name not in self._floats and name not in self._constants:
+            return name
+        forms = self._forms[to]
+        if name not in forms:
+            forms[name] = f"{name}/{'half' if to == TensorProto.FLOAT16 else 'float'}"
+            if name in self._constants:
+                values = numpy_helper.to_array(self._constants[name]).astype(np.float16)
+                self._made.graph.initializer.append(numpy_helper.from_array(values, forms[name]))
+            else:
+                other = self._forms[TensorProto.FLOAT if to == TensorProto.FLOAT16 else TensorProto.FLOAT16][name]
+                self._cast(other, forms[name], to)
+        return forms[name]
+
+    def _cast(self, source: str, target: str, to: int) -> None:
+        self._made.graph.node.append(helper.make_node("Cast", [source], [target], name=f"{target}/cast", to=to))
+
+    def _write(self, node: onnx.NodeProto, to: int) -> None:
+        """Say in which type the results are; those that must be float32 under their own name are cast back to it."""
+        results = [name for name in node.output if name in self._floats]
+        self._forms[to] |= {name: name for name in results}
+        if to == TensorProto.FLOAT or not results:
+            return
+        _retype(node)
+        for name in set(results) & self._fixed:
+            half = f"{name}/half"
+            node.output[:] = [half if output == name else output for output in node.output]
+            self._forms[TensorProto.FLOAT16][name], self._forms[TensorProto.FLOAT][name] = half, name
+            self._cast(half, name, TensorProto.FLOAT)
+
+    def _drop_unread_constants(self) -> None:
+        read = {name for node in self._made.graph.node for name in node.input} | self._fixed
+        kept = [i for i in self._made.graph.initializer if i.name in read]
+        del self._made.graph.initializer[:]
+        self._made.graph.initializer.extend(kept)
+
+
+def _captured(nodes: Iterable[onnx.NodeProto], inside: bool = False) -> Iterator[str]:
+    """Names read inside bodies."""
+    for node in nodes:
+        if inside:
+            yield from node.input
+        for attribute in node.attribute:
+            for body in (attribute.g, *attribute.graphs):
+                yield from _captured(body.node, True)
+                yield from (output.name for output in body.output)
+
+
+def _retype(node: onnx.NodeProto) -> None:
+    """Attributes that say float32 of a result: of Cast, ConstantOfShape, EyeLike and their like."""
+    for attribute in node.attribute:
+        if attribute.name in ("to", "dtype") and attribute.i == TensorProto.FLOAT:
+            attribute.i = TensorProto.FLOAT16
+        elif attribute.name == "value" and attribute.t.data_type == TensorProto.FLOAT:
+            values = numpy_helper.to_array(attribute.t).astype(np.float16)
+            attribute.t.CopyFrom(numpy_helper.from_array(values, attribute.t.name))
 
 
 def emulated(model: onnx.ModelProto, kept: Iterable[Kept]) -> onnx.ModelProto:

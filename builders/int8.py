@@ -47,13 +47,14 @@ def quantizable(model: onnx.ModelProto) -> tuple[str, ...]:
 
 def calibrate(model: onnx.ModelProto, feeds: Sequence[Arrays]) -> Prepared:
     """Ranges by every method, from batches that may all have other shapes."""
-    ranges = {}
+    nodes = quantizable(model)
+    ranges: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="gapless-") as folder:
         path = Path(folder) / "model.onnx"
         onnx.save(model, path)
-        for method, extra in METHODS.items():
+        for method, extra in METHODS.items() if nodes else ():
             ranges[method] = _ranges(path, method, extra, feeds)
-    return Prepared(model, quantizable(model), ranges)
+    return Prepared(model, nodes, ranges)
 
 
 def _ranges(path: Path, method: str, extra: Mapping[str, Any], feeds: Sequence[Arrays]) -> Any:
@@ -117,6 +118,7 @@ def quantized(prepared: Prepared, method: str, nodes: Sequence[str]) -> onnx.Mod
         options,
     )
     maker.quantize_model()
+    maker.model.topological_sort()
     made: onnx.ModelProto = maker.model.model
     return _only_products_read_it(made, set(nodes))
 

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 
 from builders import half, int8
-from builders.data import open_data
+from builders.data import digest_of, open_data
 from builders.gate import Outputs, Score, judge, outputs_of
 from builders.search import Found, Search
 from builders.sources import Exported, versions
@@ -152,8 +152,4 @@ def batches(preparation: Preparation, items: Sequence[Any]) -> list[Arrays]:
 
 
 def _digest(items: Sequence[Any]) -> str:
-    whole = hashlib.sha256()
-    for item in items:
-        for part in item.values() if isinstance(item, dict) else (item,):
-            whole.update(part.encode() if isinstance(part, str) else bytes(part))
-    return whole.hexdigest()
+    return hashlib.sha256("".join(digest_of(item) for item in items).encode()).hexdigest()

@@ -41,9 +41,10 @@ def choose_runtime(asked: Asked) -> str:
     """What the SLA file says, or what fits this machine best."""
     if asked.runtime != "auto":
         return asked.runtime
-    if compute_capability() is not None:
+    here = compute_capability()
+    if here is not None:
         for flavour in TENSORRT:
-            if tensorrt.available(flavour):
+            if tensorrt.builds_for(flavour, here):
                 return flavour
     return "onnxruntime"
 

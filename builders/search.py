@@ -65,13 +65,16 @@ class Search:
     def run(self) -> Found:
         """At least half of the products become INT8, or nothing does: below that, nothing is gained."""
         nodes = self._prepared.nodes
+        if not nodes:
+            none = Score(self._accuracy.metric, 0, None, None, "no product (MatMul, Gemm, Conv) has constant weights")
+            return Found(None, "", (), 0, none, ())
         self._method = self._best_method()
         self._tell("int8: correcting biases", 0, 0)
         everywhere = quantized(self._prepared, self._method, nodes)
         self._shifts = shifts(self._prepared.model, everywhere, self._biases, self._calibration[0])
         most = len(nodes) // 2
         last = self._on_calibration(0)
-        if not last.passed and most:
+        if not last.passed:
             self._ranking = self._rank()
         kept = self._fewest(most)
         while kept is not None and kept <= most:

