@@ -145,7 +145,8 @@ class ModelWatch:
                 return
             self._say(f"{how}; loading it again")
             if line.report.open or whole:  # what Triton has handed to a dead process hangs, and more is handed over
-                self.ghosts = True
+                # Triton has nothing in flight for an engine that died: its end need not be hurried for it.
+                self.ghosts = self.ghosts or not whole
                 cut_connections(server, self._ports)
             await self._reload(name, whole)
             if server == self._server:

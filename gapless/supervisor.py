@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import json
 import os
-import re
 import signal
 import time
 from collections import deque
@@ -20,17 +19,16 @@ from pathlib import Path
 from typing import IO
 
 from decode.supervision import OPTIONS, SUPERVISOR
+from gapless import server_log
 from gapless.model_watch import FAREWELL, ModelWatch, NoAnswer, first_of
 from gapless.processes import adopt_orphans, bury, die_with_parent, kill, stubs_of
-from gapless.triton_http import TritonHTTP, one_line
+from gapless.triton_http import TritonHTTP
 from gapless.tritonserver import TritonServer
 
 QUICK_DEATHS = 5  # of the server in a row, each within QUICK seconds of its start, before the launcher gives up
 QUICK = 60.0
 LAST_WORDS = 0.25  # seconds that answers need from the model to the client
 PATIENCE = 2.0  # seconds a server with no work left gets to end by itself
-FAILED_LOAD = re.compile(r"failed to load '([^']+)' version \d+: \w+: (?:TritonModelException: )?(.*)")
-ERROR = re.compile(r"^E\d|Poll failed|unrecognized option|requires an argument|^error:", re.IGNORECASE)
 
 
 class ServeError(RuntimeError):
@@ -65,7 +63,7 @@ class Launcher:
         self._say = say
         self._log = log
         self._watch = ModelWatch(self.http, (plan.http_port, plan.grpc_port), say)
-        self._tail: deque[str] = deque(maxlen=400)  # lines of the server's log
+        self._tail: deque[str] = deque(maxlen=400)  # lines of the server's log, see server_log
         self._rest = b""  # of a line not yet whole
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
@@ -115,7 +113,7 @@ class Launcher:
             deaths = deaths + 1 if time.monotonic() - began < QUICK else 1
             if not ever_ready or deaths >= QUICK_DEATHS:
                 what = f"died {deaths} times in a row" if ever_ready else "did not start"
-                raise ServeError(f"tritonserver {what}: {self._reason()}")
+                raise ServeError(f"tritonserver {what}: {server_log.reason(self._tail)}")
             pause = min(8.0, 0.5 * 2 ** (deaths - 1))
             self._say(f"tritonserver died; starting it again in {pause:g} s")
             await first_of(asyncio.sleep(pause), self._stop.wait())
@@ -208,7 +206,13 @@ class Launcher:
             # An idle gRPC stream keeps this server from ending, and so does a model that died with open streams: when
             # no other model can be at work there is nothing to wait for.
             patience = until - time.monotonic() if others and not self._watch.ghosts else PATIENCE
-            await first_of(exited, self._force.wait(), asyncio.sleep(max(PATIENCE, patience)))
+            await first_of(exited, self._force.wait(), asyncio.sleep(max(PATIENCE, patience)), self._idle())
+
+    async def _idle(self) -> None:
+        """Until the server has answered everything and had time to end, which a model that died at work prevents."""
+        while not server_log.all_answered(self._tail):
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(PATIENCE)
 
     async def _bury(self, process: asyncio.subprocess.Process) -> None:
         """Nothing of the server is left after this."""
@@ -235,12 +239,3 @@ class Launcher:
     def _remove_ready_file(self) -> None:
         if self.plan.ready_file is not None:
             self.plan.ready_file.unlink(missing_ok=True)
-
-    def _reason(self) -> str:
-        """The most telling line of the server's log."""
-        for line in self._tail:
-            if failed := FAILED_LOAD.search(one_line(line)):
-                return f"{failed[1]}: {failed[2]}"
-        errors = [line for line in self._tail if ERROR.search(line) and "CudaDriverHelper" not in line]
-        line = (errors or list(self._tail)[-1:] or ["it printed nothing"])[0]
-        return one_line(line.partition("] ")[2].strip('"') or line)
