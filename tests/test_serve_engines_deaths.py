@@ -125,6 +125,18 @@ def test_sigterm_answers_what_was_asked_and_ends_with_0(serving: Serving) -> Non
     assert not serving.ready_file.exists()
 
 
+def test_an_engine_that_has_died_takes_no_time_from_those_that_work_at_the_end(serving: Serving) -> None:
+    """What died at work stays in the server for ever; the end neither waits for it nor forgets the others."""
+    with in_flight(serving, "embed", 12, text=LONG):
+        os.kill(stub_of(serving, "embed"), signal.SIGKILL)
+        wait_for(lambda: any("embed answers again after" in line for line in serving.lines), 60)
+    wait_for(lambda: embeds(serving), 60)
+    with in_flight(serving, "embed", 24, text=LONG) as ends:
+        serving.process.send_signal(signal.SIGTERM)
+        assert all(not isinstance(ends.get(timeout=60), Exception) for _ in range(24))
+    assert serving.process.wait(40) == 0
+
+
 def test_while_it_ends_new_requests_are_refused(serving: Serving) -> None:
     with in_flight(serving, "embed", 10, text=LONG) as ends:
         serving.process.send_signal(signal.SIGTERM)
