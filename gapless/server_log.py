@@ -1,4 +1,4 @@
-"""What lines of a tritonserver's log mean; its words are those of version 2.51. Must not know who reads or writes them."""
+"""What lines of a tritonserver's log mean; the words are those of version 2.51. Must not know who reads them."""
 
 from __future__ import annotations
 

@@ -121,6 +121,7 @@ class Launcher:
 
     async def _start(self) -> asyncio.subprocess.Process:
         plan, server = self.plan, self._server
+        self._tail.clear()  # what another server said on its way to its end is not said of this one
         flags = {
             "model-repository": plan.repository,
             "model-control-mode": "explicit",
