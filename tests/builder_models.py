@@ -194,13 +194,13 @@ def wheels_shared(home: Path) -> Path:
     return home
 
 
-def small_int8(folder: Path) -> dict[str, Any]:
+def small_int8(folder: Path, name: str = "m", seed: int = 0) -> dict[str, Any]:
     """Fields of a small model in INT8 that passes its gate; its file and its data are written to `folder`."""
-    layers = [weights(16, 32) / 4, weights(32, 8, seed=1) / 6]
-    saved(chain(*layers, biases=(weights(32), weights(8))), folder / "m.onnx")
+    layers = [weights(16, 32, seed=seed) / 4, weights(32, 8, seed=seed + 1) / 6]
+    saved(chain(*layers, biases=(weights(32), weights(8))), folder / f"{name}.onnx")
     write_npz(folder / "data.npz", width=16)
     return {
-        "source": f"onnx:{folder / 'm.onnx'}",
+        "source": f"onnx:{folder / name}.onnx",
         "precision": "int8",
         "accuracy": {"metric": "cosine", "min": 0.99},
         "calibration": str(folder / "data.npz"),
