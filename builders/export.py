@@ -176,10 +176,10 @@ def normalized(path: Path) -> onnx.ModelProto:
 
 
 def _recent(path: Path, made: Path) -> Path:
-    """The file itself, or the model in the oldest opset that has scales per channel."""
+    """The model in one file, in the oldest opset that has scales per channel or a later one."""
     model = onnx.load(path)
     versions = [opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")]
-    if not versions or versions[0] >= OLDEST:
-        return path
-    onnx.save(onnx.version_converter.convert_version(model, OLDEST), made)
+    if versions and versions[0] < OLDEST:
+        model = onnx.version_converter.convert_version(model, OLDEST)
+    onnx.save(model, made)
     return made

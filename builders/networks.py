@@ -115,7 +115,8 @@ def _encoder(directory: Path, max_length: int) -> Network:
     if getattr(encoder.config, "is_decoder", False) or encoder.config.model_type in ("llama", "gpt2"):
         raise BuildError(f"{directory}: is a {encoder.config.model_type}; allowed: an encoder, or kind: llm")
     first_token, normalize = _pooling(directory)
-    ids = torch.randint(5, 1000, (2, min(17, max_length)), generator=torch.Generator().manual_seed(0))
+    top = min(1000, int(getattr(encoder.config, "vocab_size", 1000)))
+    ids = torch.randint(min(5, top - 1), top, (2, min(17, max_length)), generator=torch.Generator().manual_seed(0))
     mask = torch.ones_like(ids)
     mask[1, -ids.shape[1] // 2 :] = 0
     return Network(
