@@ -6,6 +6,7 @@ Wires the builders to the readers that will load their files; holds no logic of 
 from __future__ import annotations
 
 import shlex
+import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -35,7 +36,7 @@ class _Bar:
     """A progress bar that appears once the work has taken two seconds, whether or not anything is reported then."""
 
     def __init__(self, console: Console) -> None:
-        self._bars = Progress(console=console, transient=True)
+        self._bars = Progress(console=console, transient=True, disable=not console.is_terminal)
         self._task = self._bars.add_task("starting", total=None)
         self._timer = threading.Timer(QUIET_SECONDS, self._bars.start)
         self._timer.daemon = True
@@ -47,7 +48,8 @@ class _Bar:
     def __exit__(self, *_: object) -> None:
         self._timer.cancel()
         self._timer.join()
-        self._bars.stop()
+        if self._bars.live.is_started:  # one that never appeared would leave an empty line
+            self._bars.stop()
 
     def __call__(self, what: str, done: int, total: int) -> None:
         self._bars.update(self._task, description=what, completed=done, total=total or None)
@@ -69,6 +71,8 @@ def build_onnx(name: str, model: OnnxModel, out: Path, sla: Path, *, profile: bo
     """Build one engine with a progress bar; `sla` is the file that declares it."""
     from builders.engine import build_engine  # needs torch, onnx and onnxruntime, which an LLM does not
 
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))  # modules that the SLA file names lie where the command is typed
     rebuild = f"gapless build {name} --sla {shlex.quote(str(sla))}"
     with _Bar(Console(stderr=True)) as bar:
         made = build_engine(name, model, out, rebuild=rebuild, profile=profile, force=force, tell=bar)
