@@ -109,11 +109,8 @@ class _Build:
         first = self._precisions.candidate(self._model.precision)
         self._refuse(first, first.score)
         candidates = [first, *map(self._precisions.candidate, BELOW[first.precision][1:])]
-        engines = {
-            c.precision: runnable(c, self._base, self._model, self._tell, self._force)
-            for c in candidates
-            if c.score.passed
-        }
+        passed = [c for c in candidates if c.score.passed]
+        engines = {c.precision: runnable(c, self._base, self._model, self._tell, self._force) for c in passed}
         scores = {c.precision: self._scored(engines[c.precision]) if c.score.passed else c.score for c in candidates}
         self._refuse(first, scores[first.precision])
         engines = {name: engine for name, engine in engines.items() if scores[name].passed}

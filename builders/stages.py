@@ -11,6 +11,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,14 @@ KEPT = 40  # folders of earlier stages; the ones used longest ago go first
 
 
 def key_of(facts: Any) -> str:
-    """A name for what these facts (JSON) lead to."""
-    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:24]
+    """A name for what these facts (JSON) lead to with the builders as they are: corrected ones make things anew."""
+    text = json.dumps([facts, _own_code()], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+@cache
+def _own_code() -> list[str]:
+    return [digest(path) for path in sorted(Path(__file__).parent.glob("*.py"))]
 
 
 def stage(name: str, facts: Any, make: Callable[[Path], dict[str, Any]], *, force: bool = False) -> tuple[Path, Any]:
