@@ -152,6 +152,18 @@ def test_stages_used_longest_ago_are_forgotten(cache: Path, monkeypatch: pytest.
     assert made == [1, 2, 3, 4, 2]
 
 
+def test_corrected_builders_build_anew(
+    sources: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a defective version left in the cache was taken for what the mended one makes."""
+    build(sources, tmp_path / "out")
+    known = stages.key_of({"a": 1})
+    assert stages.key_of({"a": 1}) == known != stages.key_of({"a": 2})
+    monkeypatch.setattr(stages, "_own_code", lambda: ["other"])
+    assert stages.key_of({"a": 1}) != known
+    assert not build(sources, tmp_path / "out").up_to_date
+
+
 def test_a_new_engine_replaces_all_files_of_old_ones(sources: dict[str, Any], tmp_path: Path) -> None:
     out = tmp_path / "out"
     build(sources, out, profile=True)
