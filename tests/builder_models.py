@@ -13,8 +13,12 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from builders.engine import build_engine
+from builders.gate import outputs_of
+from builders.int8 import Prepared, calibrate
 from builders.report import Built
-from config_gen.spec import OnnxModel
+from builders.search import Found, Search
+from config_gen.spec import Accuracy, OnnxModel
+from engines.session import OnnxSession
 from engines.stamp import FILE, Stamp
 
 FLOAT = TensorProto.FLOAT
@@ -223,3 +227,22 @@ def whole(out: Path) -> Stamp:
     stamp.check(out)
     assert set(snapshot(out)) == {FILE, *stamp.files}
     return stamp
+
+
+def feeds_of(width: int, count: int = 6, seed: int = 0, scale: Any = 1.0) -> list[dict[str, Any]]:
+    random = np.random.default_rng(seed)
+    return [{"x": (random.standard_normal((16, width)) * scale).astype(np.float32)} for _ in range(count)]
+
+
+def run_plainly(model: onnx.ModelProto, data: Sequence[Any]) -> list[dict[str, Any]]:
+    return outputs_of(OnnxSession(model.SerializeToString(), optimize=False), data)
+
+
+def search(model: onnx.ModelProto, accuracy: Accuracy, calibration: Any, evaluation: Any) -> tuple[Found, Prepared]:
+    prepared = calibrate(model, calibration)
+    sides = [(side, run_plainly(model, side)) for side in (calibration, evaluation)]
+    return Search(prepared, accuracy, sides[0], sides[1], lambda what, done, total: None).run(), prepared
+
+
+def initializers(model: onnx.ModelProto) -> dict[str, Any]:
+    return {i.name: numpy_helper.to_array(i) for i in model.graph.initializer}
