@@ -110,6 +110,9 @@ def test_one_model_goes_where_it_is_told(built: Any) -> None:
     folder, _ = built
     done = gapless(folder, "one", "--sla", "sla.yaml", "--out", "elsewhere")
     assert done.returncode == 0 and Stamp.read(folder / "elsewhere").model == "one"
+    assert Stamp.read(folder / "elsewhere").rebuild == "gapless build one --sla sla.yaml --out elsewhere"
+    here = Stamp.read(folder / "model_repository" / "one" / "1").rebuild
+    assert here == f"gapless build one --sla {folder / 'sla.yaml'}"
     assert not (folder / "elsewhere" / "model.py").exists() and not (folder / "config.pbtxt").exists()
 
 

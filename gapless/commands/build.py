@@ -74,6 +74,8 @@ def build_onnx(name: str, model: OnnxModel, out: Path, sla: Path, *, profile: bo
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))  # modules that the SLA file names lie where the command is typed
     rebuild = f"gapless build {name} --sla {shlex.quote(str(sla))}"
+    if out != REPOSITORY / name / "1":
+        rebuild += f" --out {shlex.quote(str(out))}"
     with _Bar(Console(stderr=True)) as bar:
         made = build_engine(name, model, out, rebuild=rebuild, profile=profile, force=force, tell=bar)
     if out.name.isdigit():  # a version of a model: Triton can load it
