@@ -2,7 +2,7 @@
 
     model-HASH.onnx or .plan   what runs
     tokenizer-HASH.json        of a model that takes texts
-    profile.json               latency by batch and length, with --profile
+    profile-HASH.json          latency by batch and length, with --profile
     engine.json                the stamp; swapped in last, so that an old engine is whole until the new one is
 
 Must not know Triton.
@@ -22,7 +22,7 @@ from builders.errors import BuildError
 from builders.gate import Score
 from builders.latency import Latency, as_json, batches, measure
 from builders.placing import locked, scratch_in, swap
-from builders.precisions import Precisions
+from builders.precisions import Candidate, Precisions
 from builders.report import Built, Row, built_from, choose, knee_of, verdict
 from builders.runtimes import Runnable, base_stamp, choose_runtime, runnable, runs_here
 from builders.sources import exported
@@ -124,17 +124,13 @@ class _Build:
 
     def make(self) -> Built:
         """Build, choose and put in place."""
-        candidates = [self._precisions.candidate(precision) for precision in BELOW[self._model.precision]]
-        first = candidates[0]
-        if not first.score.passed and self._model.on_gate_failure == "fail":
-            told = "; ".join((first.score.reason, *first.notes))
-            raise BuildError(f"{self._name}: {first.precision} does not pass the gate: {told}")
-        engines = {
-            c.precision: runnable(c, self._base, self._model, self._tell, self._force)
-            for c in candidates
-            if c.score.passed
-        }
+        first = self._precisions.candidate(self._model.precision)
+        self._refuse(first, first.score)
+        candidates = [first, *map(self._precisions.candidate, BELOW[first.precision][1:])]
+        passed = [c for c in candidates if c.score.passed]
+        engines = {c.precision: runnable(c, self._base, self._model, self._tell, self._force) for c in passed}
         scores = {c.precision: self._scored(engines[c.precision]) if c.score.passed else c.score for c in candidates}
+        self._refuse(first, scores[first.precision])
         engines = {name: engine for name, engine in engines.items() if scores[name].passed}
         measured = self._measure(engines)
         chosen = choose(list(engines), measured)
@@ -151,6 +147,12 @@ class _Build:
         ]
         return self._place(engines[chosen], rows, measured.get(chosen, []))
 
+    def _refuse(self, asked: Candidate, score: Score) -> None:
+        """Raise BuildError when what was asked for failed and nothing may take its place."""
+        if not score.passed and self._model.on_gate_failure == "fail":
+            told = "; ".join((score.reason, *asked.notes))
+            raise BuildError(f"{self._name}: {asked.precision} does not pass the gate: {told}")
+
     def _scored(self, engine: Runnable) -> Score:
         """A plan is judged again where it can run: its kernels are not onnxruntime's."""
         candidate, runtime = engine.candidate, self._base.runtime
@@ -164,7 +166,7 @@ class _Build:
             return {}
         length = self._precisions.typical_length
         facts = {
-            "engines": {name: engine.candidate.facts for name, engine in engines.items()},
+            "engines": {name: [engine.candidate.facts, engine.path.parent.name] for name, engine in engines.items()},
             "runtime": self._base.runtime,
             "tools": self._base.tools,
             "machine": self._machine,
@@ -194,15 +196,17 @@ class _Build:
         with scratch_in(self._out, 2 * engine.path.stat().st_size) as scratch:
             file = _copy(engine.path, scratch, "model")
             tokenizer = _copy(self._exported.tokenizer, scratch, "tokenizer") if self._exported.tokenizer else ""
+            profile = ""
             if self._with_profile:
                 (scratch / PROFILE).write_text(json.dumps(self._profile(engine), indent=1) + "\n")
-            names = [name for name in (file, tokenizer, PROFILE if self._with_profile else "") if name]
+                profile = _copy(scratch / PROFILE, scratch, "profile")
+            names = [name for name in (file, tokenizer, profile) if name]
             stamp = replace(
                 engine.stamp,
                 precision=engine.candidate.precision,
                 file=file,
                 tokenizer=tokenizer,
-                profile=PROFILE if self._with_profile else "",
+                profile=profile,
                 files={name: digest(scratch / name) for name in names},
                 build_key=self._key,
                 run_cost=self._run_cost(measured),
@@ -236,7 +240,6 @@ def _copy(path: Path, scratch: Path, name: str) -> str:
 
 
 def _files_of(out: Path) -> list[str]:
-    try:
-        return list(Stamp.read(out).files)
-    except EngineError:
-        return []
+    """Of every build, those of one that was killed while it put them in place among them."""
+    kinds = ("model-*.onnx", "model-*.plan", "tokenizer-*.json", "profile-*.json")
+    return [path.name for kind in kinds for path in out.glob(kind)]

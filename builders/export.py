@@ -11,12 +11,13 @@ import io
 import logging
 import tempfile
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx.version_converter
 import torch
 from numpy.typing import NDArray
 
@@ -26,6 +27,7 @@ from engines.errors import EngineError
 from engines.session import OnnxSession
 
 OPSET = 20  # Gelu is one operator from here on; TensorRT 10 and 11 parse it
+OLDEST = 13  # opset: DequantizeLinear has an axis from here on
 TOLERANCE = 1e-4  # of the largest output: sums in another order differ by that much in float32
 
 
@@ -51,7 +53,11 @@ def export(network: Network, path: Path, max_batch: int) -> float:
     except Exception as error:  # the exporter wraps what its passes raise
         reason = error.__cause__ or error
         raise BuildError(f"cannot be exported to ONNX: {type(reason).__name__}: {reason}") from None
-    return _compare(network, check_file(path), max_batch)
+    session = check_file(path)
+    difference = _compare(network, session, max_batch)
+    inputs = _random(network, 3, min(7, network.feed.max_length))
+    check_batching("the model", session, {name: tensor.numpy() for name, tensor in inputs.items()})
+    return difference
 
 
 @contextlib.contextmanager
@@ -76,8 +82,12 @@ def _compare(network: Network, session: OnnxSession, max_batch: int) -> float:
     for rows in sorted({1, 3, max_batch}):
         for length in lengths:
             inputs = _random(network, rows, length)
-            with torch.no_grad():
-                result = network.module(*inputs.values())
+            try:
+                with torch.no_grad():
+                    result = network.module(*inputs.values())
+            except Exception as error:  # whatever a module raises
+                told = f"{rows} items" + (f" of length {length}" if length else "")
+                raise BuildError(f"the model cannot compute {told}: {type(error).__name__}: {error}") from None
             wanted = (
                 [result] if isinstance(result, torch.Tensor) else list(getattr(result, "values", lambda r=result: r)())
             )
@@ -90,7 +100,7 @@ def _compare(network: Network, session: OnnxSession, max_batch: int) -> float:
 
 def _difference(wanted: NDArray[Any], got: NDArray[Any], where: str) -> float:
     scale = max(float(np.abs(wanted).max()), 1e-6)
-    found = float(np.abs(wanted - got).max()) / scale
+    found = float(np.abs(wanted.astype(np.float64) - got).max()) / scale
     if not found <= TOLERANCE:
         raise BuildError(f"the ONNX export differs from torch in {where} by {found:.2g} of it; allowed: {TOLERANCE:g}")
     return found
@@ -134,17 +144,16 @@ def check_file(path: Path) -> OnnxSession:
     return session
 
 
-def check_batching(path: Path, session: OnnxSession, feeds: Sequence[Mapping[str, NDArray[Any]]]) -> None:
+def check_batching(what: object, session: OnnxSession, feed: Mapping[str, NDArray[Any]]) -> None:
     """Raise BuildError unless a batch gives what its rows give alone."""
-    for feed in feeds[:1]:
-        together = session.run(feed)
-        rows = len(next(iter(feed.values())))
-        alone = [session.run({name: array[row : row + 1] for name, array in feed.items()}) for row in range(rows)]
-        for name, whole in together.items():
-            parts = np.concatenate([found[name] for found in alone])
-            scale = max(float(np.abs(parts).max()), 1e-6)
-            if whole.shape != parts.shape or not float(np.abs(whole - parts).max()) / scale <= TOLERANCE:
-                raise BuildError(f"{path}: output {name} of a batch differs from its items alone: it cannot be batched")
+    together = session.run(feed)
+    rows = len(next(iter(feed.values())))
+    alone = [session.run({name: array[row : row + 1] for name, array in feed.items()}) for row in range(rows)]
+    for name, whole in together.items():
+        parts = np.concatenate([found[name] for found in alone]).astype(np.float64)
+        scale = max(float(np.abs(parts).max()), 1e-6)
+        if whole.shape != parts.shape or not float(np.abs(whole - parts).max()) / scale <= TOLERANCE:
+            raise BuildError(f"{what}: output {name} of a batch differs from its items alone: it cannot be batched")
 
 
 def normalized(path: Path) -> onnx.ModelProto:
@@ -154,10 +163,23 @@ def normalized(path: Path) -> onnx.ModelProto:
     with tempfile.TemporaryDirectory(prefix="gapless-") as folder:
         made = Path(folder) / "model.onnx"
         try:
-            quant_pre_process(path, made, skip_symbolic_shape=True)
+            quant_pre_process(_recent(path, Path(folder) / "recent.onnx"), made, skip_symbolic_shape=True)
             model = onnx.load(made)
         except Exception as error:  # of the optimizer and of shape inference
             raise BuildError(f"{path}: cannot be prepared: {error}") from None
+    taken: set[str] = set()
     for at, node in enumerate(model.graph.node):
-        node.name = node.name or f"{node.op_type}_{at}"
+        if not node.name or node.name in taken:
+            node.name = f"{node.name or node.op_type}_{at}"
+        taken.add(node.name)
     return model
+
+
+def _recent(path: Path, made: Path) -> Path:
+    """The model in one file, in the oldest opset that has scales per channel or a later one."""
+    model = onnx.load(path)
+    versions = [opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")]
+    if versions and versions[0] < OLDEST:
+        model = onnx.version_converter.convert_version(model, OLDEST)
+    onnx.save(model, made)
+    return made

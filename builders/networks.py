@@ -98,6 +98,12 @@ def _encoder(directory: Path, max_length: int) -> Network:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+    config = _json(directory / "config.json") or {}
+    kinds = [str(kind) for kind in config.get("architectures") or ()]
+    if any(kind.endswith(("ForCausalLM", "LMHeadModel")) for kind in kinds) or config.get("is_encoder_decoder"):
+        raise BuildError(
+            f"{directory}: is a {config.get('model_type')}, which generates; allowed: an encoder, or kind: llm"
+        )
     try:
         encoder = AutoModel.from_pretrained(str(directory), attn_implementation="eager", dtype=torch.float32)
     except Exception as error:  # the library raises whatever its parts raise
@@ -109,7 +115,8 @@ def _encoder(directory: Path, max_length: int) -> Network:
     if getattr(encoder.config, "is_decoder", False) or encoder.config.model_type in ("llama", "gpt2"):
         raise BuildError(f"{directory}: is a {encoder.config.model_type}; allowed: an encoder, or kind: llm")
     first_token, normalize = _pooling(directory)
-    ids = torch.randint(5, 1000, (2, min(17, max_length)), generator=torch.Generator().manual_seed(0))
+    top = min(1000, int(getattr(encoder.config, "vocab_size", 1000)))
+    ids = torch.randint(min(5, top - 1), top, (2, min(17, max_length)), generator=torch.Generator().manual_seed(0))
     mask = torch.ones_like(ids)
     mask[1, -ids.shape[1] // 2 :] = 0
     return Network(
@@ -179,29 +186,42 @@ def _from_factory(source: str) -> Network:
     if not isinstance(module, torch.nn.Module):
         raise BuildError(f"{source}: returned a {type(module).__name__}; allowed: a module and its example inputs")
     names = list(inspect.signature(module.forward).parameters)
-    if isinstance(example, torch.Tensor):
-        example = (example,)
+    example = (example,) if isinstance(example, torch.Tensor) else example
+    if not isinstance(example, Mapping | Sequence):
+        raise BuildError(f"{source}: example inputs {example!r}; allowed: tensors, the batch first")
     named = dict(example) if isinstance(example, Mapping) else dict(zip(names, example, strict=False))
     wrong = [n for n, t in named.items() if n not in names or not isinstance(t, torch.Tensor) or t.ndim == 0]
-    if wrong or not named or not isinstance(example, Mapping | Sequence):
+    if wrong or not named:
         raise BuildError(f"{source}: example inputs {wrong or example!r}; allowed: tensors, the batch first")
     twice = {name: torch.cat([named[name][:1], named[name][-1:]]) for name in names if name in named}
-    with torch.no_grad():
-        result = module.eval()(*twice.values())
-    count = 1 if isinstance(result, torch.Tensor) else len(result)
-    outputs = tuple(result) if isinstance(result, Mapping) else tuple(f"output_{at}" for at in range(count))
-    return Network(module.eval(), twice, ("output",) if count == 1 else outputs, Feed("arrays"))
+    return Network(module.eval(), twice, _outputs_of(module, twice, source), Feed("arrays"))
+
+
+def _outputs_of(module: torch.nn.Module, inputs: Mapping[str, torch.Tensor], source: str) -> tuple[str, ...]:
+    """Names of what the module returns: a tensor, several, or a mapping of them."""
+    try:
+        with torch.no_grad():
+            result = module(*inputs.values())
+    except Exception as error:  # whatever a user's code raises
+        raise BuildError(f"{source}: of its example inputs: {type(error).__name__}: {error}") from None
+    if isinstance(result, torch.Tensor):
+        return ("output",)
+    if not isinstance(result, Mapping | tuple | list) or not result:
+        raise BuildError(f"{source}: computes a {type(result).__name__}; allowed: tensors, or a mapping of them")
+    if isinstance(result, Mapping):
+        return tuple(result)
+    return ("output",) if len(result) == 1 else tuple(f"output_{at}" for at in range(len(result)))
 
 
 def load_callable(text: str, where: str) -> Any:
     """What `module:callable` names. Raises BuildError."""
     module_name, _, name = text.partition(":")
     try:
-        found = getattr(importlib.import_module(module_name), name)
-    except ImportError as error:
+        found = getattr(importlib.import_module(module_name), name, None)
+    except Exception as error:  # whatever a user's module raises
         raise BuildError(f"{where}: {module_name} cannot be imported ({error}); give module:callable") from None
-    except AttributeError:
-        raise BuildError(f"{where}: {module_name} has no {name}; give module:callable") from None
+    if found is None:
+        raise BuildError(f"{where}: {module_name} has no {name}; give module:callable")
     if not callable(found):
         raise BuildError(f"{where}: {text} is a {type(found).__name__}; give module:callable")
     return found

@@ -15,6 +15,8 @@ from pathlib import Path
 
 from builders.errors import BuildError
 
+LOCK = ".build.lock"
+
 
 @contextlib.contextmanager
 def locked(out: Path) -> Iterator[None]:
@@ -22,7 +24,7 @@ def locked(out: Path) -> Iterator[None]:
 
     A build that fails removes the lock and the directories, where it made them.
     """
-    path = out / ".build.lock"
+    path = out / LOCK
     while True:
         made = [directory for directory in (out, *out.parents) if not directory.exists()]
         fresh = not path.exists()

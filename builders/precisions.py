@@ -16,6 +16,7 @@ import onnx
 
 from builders import half, int8
 from builders.data import digest_of, open_data
+from builders.errors import BuildError
 from builders.gate import Outputs, Score, judge, outputs_of
 from builders.search import Found, Search
 from builders.sources import Exported, versions
@@ -25,7 +26,7 @@ from engines.runner import Preparation
 from engines.session import Arrays, OnnxSession
 
 TYPED, SERVED = "typed.onnx", "served.onnx"  # for TensorRT; for onnxruntime
-BATCH = 8  # items of a batch of data
+BATCH = 8  # items of a batch of data, at most
 CALIBRATED_ON = 12  # batches that ranges are taken from: what all items can say is checked by the search anyway
 TOOLS = ("onnx", "onnxruntime", "numpy")
 
@@ -102,7 +103,8 @@ class Precisions:
             self._tell("computing the reference", 0, 0)
             session = OnnxSession(self._exported.graph)
             for items in self._items:
-                feeds = batches(self._preparation, items)
+                side = ("calibration", "evaluation")[len(self._sides)]
+                feeds = batches(self._preparation, items, min(BATCH, self._model.max_batch_size), side)
                 self._sides.append((feeds, outputs_of(session, feeds)))
         return self._sides
 
@@ -143,12 +145,18 @@ def _int8_notes(found: Found) -> list[str]:
     return notes + [f"{hurt.op} {hurt.node} in fp32: alone {hurt.damage:.2g} of the output" for hurt in found.kept[:8]]
 
 
-def batches(preparation: Preparation, items: Sequence[Any]) -> list[Arrays]:
-    """Items as inputs, BATCH at a time; texts of about one length together. Items that cannot be read are left out."""
-    good = [item for item in preparation(items) if not isinstance(item, Exception)]
+def batches(preparation: Preparation, items: Sequence[Any], size: int, side: str) -> list[Arrays]:
+    """Items as inputs, `size` at a time; those of about one length together. Raises BuildError when one cannot be."""
+    good = list(preparation(items))
+    bad = [str(item) for item in good if isinstance(item, Exception)]
+    if bad:
+        raise BuildError(f"{side}: {len(bad)} of {len(good)} items cannot be computed: {bad[0]}")
     if preparation.measures_length:
         good.sort(key=len)
-    return [preparation.batch(good[at : at + BATCH]) for at in range(0, len(good), BATCH)]
+    try:
+        return [preparation.batch(good[at : at + size]) for at in range(0, len(good), size)]
+    except ValueError as error:  # numpy's, of arrays that cannot lie in one batch
+        raise BuildError(f"{side}: items do not fit into one batch: {error}") from None
 
 
 def _digest(items: Sequence[Any]) -> str:

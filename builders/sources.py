@@ -10,7 +10,7 @@ import importlib.metadata
 import importlib.util
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,8 @@ def exported(model: OnnxModel, tell: Any, *, force: bool = False) -> Exported:
     folder, result = stage("onnx", facts, make, force=force)
     session = OnnxSession(folder / GRAPH)
     feed = TypeAdapter(Feed).validate_python(result["feed"])
-    return Exported(folder, facts, facts["hash"], feed, session.inputs, session.outputs, result["difference"])
+    inputs = _as_fed(session.inputs, feed)
+    return Exported(folder, facts, facts["hash"], feed, inputs, session.outputs, result["difference"])
 
 
 def _from_torch(model: OnnxModel, scratch: Path) -> dict[str, Any]:
@@ -93,8 +94,8 @@ def _from_onnx(model: OnnxModel, scratch: Path) -> dict[str, Any]:
     path = Path(model.source.partition(":")[2]).expanduser()
     session = check_file(path)
     feed = _declared_feed(model, session.inputs, scratch)
-    feeds = [random_inputs(session.inputs, rows=3, length=min(7, model.max_length), seed=0)]
-    check_batching(path, session, feeds)
+    inputs = _as_fed(session.inputs, feed)
+    check_batching(path, session, random_inputs(inputs, rows=3, length=min(7, model.max_length), seed=0))
     onnx.save(normalized(path), scratch / GRAPH)
     return {"feed": asdict(feed), "difference": 0.0}
 
@@ -115,6 +116,13 @@ def _declared_feed(model: OnnxModel, inputs: Sequence[TensorSpec], scratch: Path
             raise BuildError(f"picture: the model takes {_told(inputs)}; allowed: one input {list(want)}")
         return Feed("picture", size=model.picture.size, mean=model.picture.mean, std=model.picture.std)
     return Feed("arrays")
+
+
+def _as_fed(inputs: Sequence[TensorSpec], feed: Feed) -> tuple[TensorSpec, ...]:
+    """Inputs with the dimensions that pictures give them, where a model takes any."""
+    if feed.kind != "picture":
+        return tuple(inputs)
+    return tuple(replace(tensor, shape=(-1, 3, feed.size, feed.size)) for tensor in inputs)
 
 
 def _told(inputs: Sequence[TensorSpec]) -> str:
@@ -139,7 +147,7 @@ def source_hash(model: OnnxModel) -> str:
             raise BuildError(f"{folder}: no such directory")
         files = sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix in READ)
     elif scheme == "onnx":
-        files = [Path(rest).expanduser()]
+        files = _with_external(Path(rest).expanduser())
     else:
         spec = _module(rest.partition(":")[0])
         files = [Path(spec)] if spec else []
@@ -153,10 +161,20 @@ def source_hash(model: OnnxModel) -> str:
     return whole.hexdigest()
 
 
+def _with_external(path: Path) -> list[Path]:
+    """An ONNX file and the files beside it that hold its weights; a damaged one alone, which is told of later."""
+    try:
+        constants = onnx.load(path, load_external_data=False).graph.initializer
+    except Exception:  # of a file that is none
+        return [path]
+    entries = [entry for constant in constants for entry in constant.external_data]
+    return [path, *(path.parent / name for name in sorted({e.value for e in entries if e.key == "location"}))]
+
+
 def _module(name: str) -> str | None:
     try:
         spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError) as error:
+    except Exception as error:  # whatever a user's package raises
         raise BuildError(f"source: {name} cannot be imported ({error}); torch:MODULE:FACTORY") from None
     if spec is None:
         raise BuildError(f"source: there is no module {name}; torch:MODULE:FACTORY")

@@ -12,7 +12,14 @@ import onnx
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from config_gen.spec import OnnxModel
+from builders.engine import build_engine
+from builders.gate import outputs_of
+from builders.int8 import Prepared, calibrate
+from builders.report import Built
+from builders.search import Found, Search
+from config_gen.spec import Accuracy, OnnxModel
+from engines.session import OnnxSession
+from engines.stamp import FILE, Stamp
 
 FLOAT = TensorProto.FLOAT
 
@@ -121,6 +128,10 @@ class Centred(torch.nn.Module):
         return x - x.mean(0, keepdim=True)
 
 
+def centred() -> Any:
+    return Centred(), torch.randn(2, 4)
+
+
 class Raising(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("no forward\ntoday")
@@ -185,3 +196,53 @@ def wheels_shared(home: Path) -> Path:
     (home / "gapless").mkdir(parents=True)
     (home / "gapless" / "wheels").symlink_to(users)
     return home
+
+
+def small_int8(folder: Path, name: str = "m", seed: int = 0) -> dict[str, Any]:
+    """Fields of a small model in INT8 that passes its gate; its file and its data are written to `folder`."""
+    layers = [weights(16, 32, seed=seed) / 4, weights(32, 8, seed=seed + 1) / 6]
+    saved(chain(*layers, biases=(weights(32), weights(8))), folder / f"{name}.onnx")
+    write_npz(folder / "data.npz", width=16)
+    return {
+        "source": f"onnx:{folder / name}.onnx",
+        "precision": "int8",
+        "accuracy": {"metric": "cosine", "min": 0.99},
+        "calibration": str(folder / "data.npz"),
+        "max_batch_size": 4,
+    }
+
+
+def build(fields: dict[str, Any], out: Path, **more: Any) -> Built:
+    return build_engine("m", onnx_model(**fields), out, rebuild="gapless build m", **more)
+
+
+def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Files of a folder with the time they were written at."""
+    return {p.name: (p.stat().st_mtime_ns, p.read_bytes()) for p in folder.iterdir() if not p.name.startswith(".")}
+
+
+def whole(out: Path) -> Stamp:
+    """The stamp of an engine that fits its files, and beside which nothing else lies."""
+    stamp = Stamp.read(out)
+    stamp.check(out)
+    assert set(snapshot(out)) == {FILE, *stamp.files}
+    return stamp
+
+
+def feeds_of(width: int, count: int = 6, seed: int = 0, scale: Any = 1.0) -> list[dict[str, Any]]:
+    random = np.random.default_rng(seed)
+    return [{"x": (random.standard_normal((16, width)) * scale).astype(np.float32)} for _ in range(count)]
+
+
+def run_plainly(model: onnx.ModelProto, data: Sequence[Any]) -> list[dict[str, Any]]:
+    return outputs_of(OnnxSession(model.SerializeToString(), optimize=False), data)
+
+
+def search(model: onnx.ModelProto, accuracy: Accuracy, calibration: Any, evaluation: Any) -> tuple[Found, Prepared]:
+    prepared = calibrate(model, calibration)
+    sides = [(side, run_plainly(model, side)) for side in (calibration, evaluation)]
+    return Search(prepared, accuracy, sides[0], sides[1], lambda what, done, total: None).run(), prepared
+
+
+def initializers(model: onnx.ModelProto) -> dict[str, Any]:
+    return {i.name: numpy_helper.to_array(i) for i in model.graph.initializer}

@@ -384,7 +384,7 @@ def test_a_build_that_is_ended_leaves_nothing(number: int, pristine: Path, tmp_p
         "import os, signal; from builders import llm; from gapless.commands import build\n"
         f"signal.signal({number:d}, signal.SIG_DFL)\n"  # tests may run under nohup
         f"llm.write_tensors = lambda path, *rest: (path.write_text('half'), os.kill(os.getpid(), {number:d}))\n"
-        f"build.run('x', {source!r}, build.Path({str(out)!r}))"
+        f"build.run(['x'], source={source!r}, out=build.Path({str(out)!r}))"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ended.returncode == 128 + number and ended.stderr.strip() == ""

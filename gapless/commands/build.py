@@ -6,6 +6,7 @@ Wires the builders to the readers that will load their files; holds no logic of 
 from __future__ import annotations
 
 import shlex
+import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -36,7 +37,7 @@ class _Bar:
     """A progress bar that appears once the work has taken two seconds, whether or not anything is reported then."""
 
     def __init__(self, console: Console) -> None:
-        self._bars = Progress(console=console, transient=True)
+        self._bars = Progress(console=console, transient=True, disable=not console.is_terminal)
         self._task = self._bars.add_task("starting", total=None)
         self._timer = threading.Timer(QUIET_SECONDS, self._bars.start)
         self._timer.daemon = True
@@ -48,7 +49,8 @@ class _Bar:
     def __exit__(self, *_: object) -> None:
         self._timer.cancel()
         self._timer.join()
-        self._bars.stop()
+        if self._bars.live.is_started:  # one that never appeared would leave an empty line
+            self._bars.stop()
 
     def __call__(self, what: str, done: int, total: int) -> None:
         self._bars.update(self._task, description=what, completed=done, total=total or None)
@@ -72,12 +74,14 @@ def build_onnx(
     """Build one engine with a progress bar and tell about it; `sla` is the file that declares it."""
     from builders.engine import build_engine  # needs torch, onnx and onnxruntime, which an LLM does not
 
-    command = f"gapless build {name} --sla {shlex.quote(str(sla))}"
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))  # modules that the SLA file names lie where the command is typed
+    rebuild = f"gapless build {name} --sla {shlex.quote(str(sla))}"
     if out != REPOSITORY / name / "1":
-        command += f" --out {shlex.quote(str(out))}"
+        rebuild += f" --out {shlex.quote(str(out))}"
     with _Bar(Console(stderr=True)) as bar:
         made = build_engine(
-            name, model, out, rebuild=command, machine=describe(), profile=profile, force=force, tell=bar
+            name, model, out, rebuild=rebuild, machine=describe(), profile=profile, force=force, tell=bar
         )
     if out.name.isdigit():  # a version of a model: Triton can load it
         add_to(out)
