@@ -92,22 +92,37 @@ def builds_for(flavour: str, capability: str) -> bool:
 
 
 def version(flavour: str) -> str:
-    """Of the flavour installed here; empty where it is not."""
-    return str(importlib.import_module(flavour).__version__) if available(flavour) else ""
+    """Of the flavour installed here; empty where it is not, or lacks its libraries."""
+    try:
+        return str(importlib.import_module(flavour).__version__)
+    except (ImportError, OSError):
+        return ""
 
 
 def target(flavour: str, wanted: Sequence[str]) -> tuple[str, ...]:
     """The compute capabilities to build for. Raises BuildError when this machine cannot build for them."""
-    here = compute_capability()
+    here, trt = compute_capability(), _load(flavour)
     if FLAVOURS[flavour].ahead:
         if not wanted and here is None:
             raise BuildError("engine.compute_capability: is missing, and no GPU is here; give some, such as ['8.9']")
+        known = _known(trt)
+        for capability in wanted:
+            if capability not in known:
+                allowed = ", ".join(known)
+                raise BuildError(f"engine.compute_capability: {capability} is not allowed for {flavour}; {allowed}")
         return tuple(wanted) or (str(here),)
     if here is None:
         raise BuildError(f"engine.runtime: {flavour} builds on the GPU it is for, and none is here")
     if wanted and tuple(wanted) != (here,):
         raise BuildError(f"engine.compute_capability: {', '.join(wanted)}; allowed: that of the GPU here, {here}")
     return (here,)
+
+
+def _load(flavour: str) -> Any:
+    try:
+        return importlib.import_module(flavour)
+    except (ImportError, OSError) as error:  # OSError: a library that it needs cannot be loaded
+        raise BuildError(f"engine.runtime: {flavour} is not installed ({error})") from None
 
 
 def compile_plan(
@@ -119,11 +134,8 @@ def compile_plan(
     timing_cache: Path | None = None,
 ) -> Compiled:
     """Compile an ONNX model. Raises BuildError with TensorRT's own reason."""
-    try:
-        trt = importlib.import_module(flavour)
-    except ImportError as error:
-        raise BuildError(f"engine.runtime: {flavour} is not installed ({error})") from None
     capabilities = target(flavour, options.compute_capability)
+    trt = _load(flavour)
     log = _logger(trt)
     builder = trt.Builder(log)
     network = builder.create_network(_flags(trt.NetworkDefinitionCreationFlag, ("STRONGLY_TYPED",)))
@@ -173,16 +185,16 @@ def _configure(trt: Any, config: Any, options: Options) -> None:
     for name, on in wanted.items():
         if hasattr(trt.BuilderFlag, name):
             (config.set_flag if on else config.clear_flag)(getattr(trt.BuilderFlag, name))
+        elif on:
+            raise BuildError(f"engine.{name.lower()}: this version of TensorRT does not have it; allowed: false")
     if options.hardware_compatible:
+        if not hasattr(trt, "HardwareCompatibilityLevel"):
+            raise BuildError("engine.hardware_compatible: this version of TensorRT does not have it; allowed: false")
         config.hardware_compatibility_level = trt.HardwareCompatibilityLevel.AMPERE_PLUS
 
 
 def _aim(trt: Any, config: Any, capabilities: Sequence[str]) -> None:
     known = _known(trt)
-    for capability in capabilities:
-        if capability not in known:
-            allowed = ", ".join(known)
-            raise BuildError(f"engine.compute_capability: {capability} is not allowed for this flavour; {allowed}")
     config.num_compute_capabilities = len(capabilities)
     for at, capability in enumerate(capabilities):
         config.set_compute_capability(known[capability], at)

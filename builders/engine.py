@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from builders.gate import Score
 from builders.latency import Latency, as_json, batches, measure
 from builders.placing import locked, scratch_in, swap
 from builders.precisions import Candidate, Precisions
+from builders.progress import Progress, quiet
 from builders.report import Built, Row, built_from, choose, knee_of, verdict
 from builders.runtimes import Runnable, base_stamp, choose_runtime, runnable, runs_here
 from builders.sources import exported
@@ -37,8 +38,6 @@ from engines.stamp import FILE, TENSORRT, Stamp, compute_capability, digest
 BELOW = {"int8": ("int8", "fp16", "fp32"), "fp16": ("fp16", "fp32"), "fp32": ("fp32",)}
 PROFILE = "profile.json"
 
-Tell = Callable[[str, int, int], None]
-
 
 def build_engine(
     name: str,
@@ -49,7 +48,7 @@ def build_engine(
     machine: str = "",
     profile: bool = False,
     force: bool = False,
-    tell: Tell = lambda what, done, total: None,
+    tell: Progress = quiet,
 ) -> Built:
     """Build `model` into the folder `out`, unless it is there already and nothing changed.
 
@@ -80,7 +79,7 @@ class _Build:
         rebuild: str,
         machine: str,
         profile: bool,
-        tell: Tell,
+        tell: Progress,
         force: bool,
     ) -> None:
         self._name, self._model, self._out, self._with_profile = name, model, out, profile
@@ -88,11 +87,13 @@ class _Build:
         runtime = choose_runtime(model.engine)
         if profile and not runs_here(runtime):
             raise BuildError(f"--profile: {runtime} needs a GPU to be measured on, and none is here")
+        if runtime in TENSORRT:  # what cannot be compiled is told before minutes are spent on precision
+            tensorrt.target(runtime, model.engine.compute_capability)
         gpu = compute_capability() if runtime in TENSORRT else None
         self._machine = f"{machine}, GPU of compute capability {gpu}" if gpu else machine
         self._exported = exported(model, tell, force=force)
         self._base = base_stamp(name, model, self._exported, runtime, rebuild)
-        # Data are prepared as the runner will prepare them; where shapes are fixed it pads, which changes no result.
+        # Prepared on the CPU, so that both sides of the gate compute on the same arrays; padding changes no result.
         plain = replace(self._base, runtime="onnxruntime", batch_buckets=(), length_buckets=())
         prepare = preparation(plain, self._exported.folder)
         self._precisions = Precisions(self._exported, model, prepare, tell, force)

@@ -19,6 +19,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from engines.cpu import adds_int8_exactly
 from engines.session import Arrays
 
 PRODUCTS = ("MatMul", "Gemm", "Conv")
@@ -108,7 +109,7 @@ def quantized(prepared: Prepared, method: str, nodes: Sequence[str]) -> onnx.Mod
     maker = QDQQuantizer(
         copy,
         True,  # per channel
-        False,  # the full range of weights
+        not adds_int8_exactly(),  # weights of 7 bits, whose products cannot saturate
         QuantType.QInt8,
         QuantType.QInt8,
         prepared.ranges[method],

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from builders.progress import Progress, quiet
 from engines.session import Arrays, Session
 
 WARM_RUNS = 3
@@ -36,7 +37,7 @@ def measure(
     sessions: Mapping[str, Session],
     shapes: Sequence[tuple[int, int]],
     inputs: Callable[[int, int], Arrays],
-    tell: Callable[[str, int, int], None] = lambda what, done, total: None,
+    tell: Progress = quiet,
     seconds: float = SECONDS,
 ) -> dict[str, list[Latency]]:
     """Every session at every shape (batch, length), run in turn so that all meet the same machine."""

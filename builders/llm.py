@@ -25,6 +25,7 @@ from builders.errors import BuildError
 from builders.family import expected_shapes
 from builders.hf_model import HfDirectory
 from builders.placing import locked, place, scratch_in
+from builders.progress import Progress, quiet
 from builders.safetensors_file import Tensor, write_tensors
 from builders.source import find, resolve
 
@@ -33,8 +34,6 @@ STAMP = "build.json"
 BUILT_FILES = ("model.safetensors", "config.json", "tokenizer.json", "chat_template.jinja")
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 HEAD_BYTES = 1 << 20
-
-Progress = Callable[[str, int, int], None]  # (what is going on, bytes done, bytes in all; 0 when not known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,7 @@ def build_llm(
     *,
     force: bool = False,
     check: Callable[[Path], None] | None = None,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = quiet,
 ) -> Built:
     """Build `source` into the directory `out`, unless it is there already and nothing changed.
 

@@ -6,7 +6,7 @@ Each precision is a stage: computed once for a model, its data and its promise. 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,12 @@ from builders import half, int8
 from builders.data import digest_of, open_data
 from builders.errors import BuildError
 from builders.gate import Outputs, Score, judge, outputs_of
+from builders.progress import Progress
 from builders.search import Found, Search
 from builders.sources import Exported, versions
 from builders.stages import stage
 from config_gen.spec import Accuracy, OnnxModel
+from engines.cpu import adds_int8_exactly
 from engines.runner import Preparation
 from engines.session import Arrays, OnnxSession
 
@@ -29,8 +31,6 @@ TYPED, SERVED = "typed.onnx", "served.onnx"  # for TensorRT; for onnxruntime
 BATCH = 8  # items of a batch of data, at most
 CALIBRATED_ON = 12  # batches that ranges are taken from: what all items can say is checked by the search anyway
 TOOLS = ("onnx", "onnxruntime", "numpy")
-
-Tell = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,10 @@ class Candidate:
 class Precisions:
     """A model's data, prepared when first asked for, and its candidates."""
 
-    def __init__(self, exported: Exported, model: OnnxModel, preparation: Preparation, tell: Tell, force: bool) -> None:
+    def __init__(
+        self, exported: Exported, model: OnnxModel, preparation: Preparation, tell: Progress, force: bool
+    ) -> None:
         self._exported, self._model, self._tell, self._force = exported, model, tell, force
-        self._accuracy = model.accuracy or Accuracy(metric="cosine", min=0.999)
         self._preparation = preparation
         self._reference: OnnxSession | None = None
         self._sides: list[tuple[list[Arrays], Outputs]] = []
@@ -58,6 +59,11 @@ class Precisions:
         if model.calibration:
             tell("reading data", 0, 0)
             self._items = list(open_data(model.calibration, model.evaluation, exported.feed.kind))
+
+    @property
+    def _promise(self) -> Accuracy:
+        assert self._model.accuracy is not None, "the SLA file needs one for every precision that is judged"
+        return self._model.accuracy
 
     @property
     def data_digests(self) -> list[str]:
@@ -79,13 +85,16 @@ class Precisions:
         if precision == "fp32":
             graph = self._exported.graph
             itself = Score("reference", len(self._items[1]) if self._items else 0, None, None, "")
-            return Candidate(precision, graph, graph, itself, (), self._exported.facts)
+            told = f"the ONNX graph differs from torch by {self._exported.difference:.1g} of the largest output"
+            notes = (told,) if self._exported.difference else ()
+            return Candidate(precision, graph, graph, itself, notes, self._exported.facts)
         facts = {
             "exported": self._exported.facts,
             "precision": precision,
             "data": self.data_digests,
-            "accuracy": self._accuracy.model_dump(),
+            "accuracy": self._promise.model_dump(),
             "tools": versions(TOOLS),
+            "exact": adds_int8_exactly(),
         }
         make = {"fp16": self._half, "int8": self._int8}[precision]
         folder, result = stage(precision, facts, make, force=self._force)
@@ -95,7 +104,7 @@ class Precisions:
     def judged(self, session: Any) -> Score:
         """What the gate says of an engine that computes here."""
         feeds, wanted = self._data()[1]
-        return judge(self._accuracy, wanted, outputs_of(session, feeds))
+        return judge(self._promise, wanted, outputs_of(session, feeds))
 
     def _data(self) -> list[tuple[list[Arrays], Outputs]]:
         """(batches, what fp32 computes of them) for calibration and evaluation."""
@@ -105,7 +114,12 @@ class Precisions:
             for items in self._items:
                 side = ("calibration", "evaluation")[len(self._sides)]
                 feeds = batches(self._preparation, items, min(BATCH, self._model.max_batch_size), side)
-                self._sides.append((feeds, outputs_of(session, feeds)))
+                outputs = outputs_of(session, feeds)
+                if not all(np.isfinite(array).all() for batch in outputs for array in batch.values()):
+                    raise BuildError(
+                        f"{side}: the model in fp32 answers it with NaN or infinity; allowed: finite outputs"
+                    )
+                self._sides.append((feeds, outputs))
         return self._sides
 
     def _half(self, scratch: Path) -> dict[str, Any]:
@@ -116,7 +130,7 @@ class Precisions:
         onnx.save(half.converted(model, kept), scratch / TYPED)
         onnx.save(half.converted(model, kept), scratch / SERVED)
         session = OnnxSession(half.emulated(model, kept).SerializeToString(), optimize=False)
-        score = judge(self._accuracy, wanted, outputs_of(session, feeds))
+        score = judge(self._promise, wanted, outputs_of(session, feeds))
         measured = [node for node in kept if "reached" in node.why or "constant" in node.why]
         notes = [f"{len(kept)} of {len(model.graph.node)} nodes in fp32"]
         notes += [f"{node.op} {node.node} in fp32: {node.why}" for node in measured[:8]]
@@ -128,7 +142,7 @@ class Precisions:
         self._tell("int8: calibrating", 0, 0)
         step = max(1, len(calibration[0]) // CALIBRATED_ON)
         prepared = int8.calibrate(model, calibration[0][::step])
-        found = Search(prepared, self._accuracy, calibration, evaluation, self._tell).run()
+        found = Search(prepared, self._promise, calibration, evaluation, self._tell).run()
         if found.model is not None:
             onnx.save(found.model, scratch / TYPED)
             onnx.save(int8.for_onnxruntime(found.model), scratch / SERVED)

@@ -56,8 +56,8 @@ def knee_of(rows: Sequence[Latency]) -> int:
 
 
 def gain(precision: str, measured: Measured) -> float:
-    """Rate at the knee of `precision` over that of fp32 at the same batch."""
-    at = knee_of(measured[precision])
+    """Rate of `precision` over that of fp32, both at the knee of fp32, so that all are compared at one batch."""
+    at = knee_of(measured["fp32"])
     rates = {name: next(row.rate for row in measured[name] if row.batch == at) for name in (precision, "fp32")}
     return rates[precision] / rates["fp32"]
 
@@ -79,7 +79,7 @@ def verdict(candidate: Candidate, score: Score, chosen: str, measured: Measured)
         return "is the reference"
     if precision not in measured:
         return "is taken; its speed is not measured here" if precision == chosen else "passed"
-    rate = f": {gain(precision, measured):.2f} times fp32's rate at batch {knee_of(measured[precision])}"
+    rate = f": {gain(precision, measured):.2f} times fp32's rate at batch {knee_of(measured['fp32'])}"
     told = "" if precision == "fp32" else rate
     if precision == chosen:
         return f"is taken{told}"

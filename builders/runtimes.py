@@ -5,7 +5,6 @@ Must not know precision or the gate.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,12 @@ from builders import compile as tensorrt
 from builders.compile import Options, Profile
 from builders.latency import batches
 from builders.precisions import Candidate
+from builders.progress import Progress
 from builders.sources import Exported, versions
 from builders.stages import stage
 from config_gen.spec import Engine as Asked
 from config_gen.spec import OnnxModel
+from engines.cpu import adds_int8_exactly
 from engines.session import Session, session_on
 from engines.stamp import TENSORRT, Stamp, compute_capability
 
@@ -71,6 +72,7 @@ def base_stamp(name: str, model: OnnxModel, exported: Exported, runtime: str, re
         files={},
         rebuild=rebuild,
         build_key="",
+        exact_int8=adds_int8_exactly(),
         tokenizer=exported.tokenizer.name if exported.tokenizer else "",
         batch_buckets=tuple(batches(model.max_batch_size)) if fixed else (),
         length_buckets=length_buckets(exported.feed.max_length) if fixed and texts else (),
@@ -93,9 +95,7 @@ def optimization_profiles(largest: int, longest: int) -> tuple[Profile, ...]:
     return tuple(Profile(batch, (1, max(1, top // 2), top)) for top in tops)
 
 
-def runnable(
-    candidate: Candidate, base: Stamp, model: OnnxModel, tell: Callable[[str, int, int], None], force: bool
-) -> Runnable:
+def runnable(candidate: Candidate, base: Stamp, model: OnnxModel, tell: Progress, force: bool) -> Runnable:
     """What runs of a candidate; a plan is compiled once. Raises BuildError."""
     runtime = base.runtime
     if runtime not in TENSORRT:

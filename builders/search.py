@@ -1,7 +1,7 @@
 """Which products become INT8: all of them where the gate allows it, else all but the fewest that hurt most.
 
-Every product is quantized alone once, which ranks them by damage. The search looks at the calibration data only; the
-gate's data are touched once for each candidate that passed there. Must not know how a graph is written.
+Where all do not pass, every product is quantized alone once, which ranks them by damage. The search begins on the
+calibration data; what passes there is judged on the gate's, and where it fails more are kept. Must not know sources.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import onnx
 from builders.bias import Shifts, biases, corrected, shifts
 from builders.gate import Outputs, Score, damage, judge, outputs_of
 from builders.int8 import METHODS, Prepared, for_onnxruntime, quantized
+from builders.progress import Progress
 from config_gen.spec import Accuracy
 from engines.session import Arrays, OnnxSession
 
 RANKED_ON = 3  # batches: damage differs by orders of magnitude between layers, a few dozen items tell it
-Tell = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +51,19 @@ class Search:
         accuracy: Accuracy,
         calibration: tuple[Sequence[Arrays], Outputs],
         evaluation: tuple[Sequence[Arrays], Outputs],
-        tell: Tell,
+        tell: Progress,
     ) -> None:
         """Data as (batches, what the model in fp32 computes of them)."""
         self._prepared, self._accuracy, self._tell = prepared, accuracy, tell
         self._calibration, self._evaluation = calibration, evaluation
-        self._scores: dict[int, Score] = {}
+        self._scores: dict[tuple[str, int], Score] = {}
         self._method = ""
         self._ranking: list[Hurt] = []
         self._biases = biases(prepared.model, prepared.nodes)
         self._shifts: Shifts = {}
 
     def run(self) -> Found:
-        """At least half of the products become INT8, or nothing does: below that, nothing is gained."""
+        """At least half of the products become INT8, or nothing does: FP16 is then the better answer."""
         nodes = self._prepared.nodes
         if not nodes:
             none = Score(self._accuracy.metric, 0, None, None, "no product (MatMul, Gemm, Conv) has constant weights")
@@ -73,19 +73,13 @@ class Search:
         everywhere = quantized(self._prepared, self._method, nodes)
         self._shifts = shifts(self._prepared.model, everywhere, self._biases, self._calibration[0])
         most = len(nodes) // 2
-        last = self._on_calibration(0)
-        if not last.passed:
-            self._ranking = self._rank()
-        kept = self._fewest(most)
-        while kept is not None and kept <= most:
-            model = self._quantized(kept)
-            score = judge(self._accuracy, self._evaluation[1], self._outputs(model, self._evaluation[0]))
-            if score.passed:
-                return self._found(model, kept, score)
-            last, kept = score, kept + max(1, kept // 4)
-            if not self._ranking:
-                self._ranking = self._rank()
-        return self._found(None, most, self._on_calibration(most) if kept is None else last)
+        promising = fewest(lambda kept: self._on_calibration(kept).passed, 0, most)
+        if promising is None:
+            return self._found(None, most, self._on_calibration(most))
+        kept = fewest(lambda kept: self._on_evaluation(kept).passed, promising, most)
+        if kept is None:
+            return self._found(None, most, self._on_evaluation(most))
+        return self._found(self._quantized(kept), kept, self._on_evaluation(kept))
 
     def _found(self, model: onnx.ModelProto | None, kept: int, score: Score) -> Found:
         ranking = tuple(self._ranking)
@@ -111,26 +105,22 @@ class Search:
             ranking.append(Hurt(node, ops[node], damage(wanted, self._outputs(model, feeds))))
         return sorted(ranking, key=lambda hurt: -hurt.damage)
 
-    def _fewest(self, most: int) -> int | None:
-        """The smallest number of kept products that passes on the calibration data: doubled, then halved in between."""
-        low, high = -1, 0
-        while not self._on_calibration(high).passed:
-            if high >= most:
-                return None
-            low, high = high, min(most, max(1, 2 * high))
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if self._on_calibration(middle).passed else (middle, high)
-        return high
-
     def _on_calibration(self, kept: int) -> Score:
-        if kept not in self._scores:
+        return self._score("calibration", kept, self._calibration)
+
+    def _on_evaluation(self, kept: int) -> Score:
+        return self._score("evaluation", kept, self._evaluation)
+
+    def _score(self, side: str, kept: int, data: tuple[Sequence[Arrays], Outputs]) -> Score:
+        if (side, kept) not in self._scores:
             self._tell(f"int8 with {kept} products in floating point", 0, 0)
-            outputs = self._outputs(self._quantized(kept), self._calibration[0])
-            self._scores[kept] = judge(self._accuracy, self._calibration[1], outputs)
-        return self._scores[kept]
+            outputs = self._outputs(self._quantized(kept), data[0])
+            self._scores[side, kept] = judge(self._accuracy, data[1], outputs)
+        return self._scores[side, kept]
 
     def _quantized(self, kept: int) -> onnx.ModelProto:
+        if kept and not self._ranking:
+            self._ranking = self._rank()
         exact = {hurt.node for hurt in self._ranking[:kept]}
         return self._corrected([node for node in self._prepared.nodes if node not in exact])
 
@@ -140,3 +130,19 @@ class Search:
     @staticmethod
     def _outputs(model: onnx.ModelProto, feeds: Sequence[Arrays]) -> Outputs:
         return outputs_of(OnnxSession(for_onnxruntime(model).SerializeToString()), feeds)
+
+
+def fewest(passes: Callable[[int], bool], least: int, most: int) -> int | None:
+    """The smallest number from `least` to `most` that passes, found by growing steps and halving what they skipped.
+
+    None when `most` does not pass. More products kept are taken to do no worse.
+    """
+    low, high, step = least - 1, least, 1
+    while not passes(high):
+        if high >= most:
+            return None
+        low, high, step = high, min(most, high + step), 2 * step
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if passes(middle) else (middle, high)
+    return high

@@ -20,6 +20,7 @@ from pydantic import TypeAdapter
 from builders.errors import BuildError
 from builders.export import check_batching, check_file, export, normalized
 from builders.networks import open_network
+from builders.progress import Progress
 from builders.source import wheel_files
 from builders.stages import stage
 from config_gen.spec import OnnxModel
@@ -53,7 +54,7 @@ class Exported:
         return self.folder / TOKENIZER if self.feed.kind == "text" else None
 
 
-def exported(model: OnnxModel, tell: Any, *, force: bool = False) -> Exported:
+def exported(model: OnnxModel, tell: Progress, *, force: bool = False) -> Exported:
     """The model's source as checked ONNX, exported once. Raises BuildError."""
     tell(f"reading {model.source}", 0, 0)
     facts: dict[str, Any] = {

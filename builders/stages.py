@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import json
 import shutil
+import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -20,7 +21,8 @@ from builders.source import cache_directory
 from engines.stamp import digest
 
 DONE = "done.json"
-KEPT = 40  # folders of earlier stages; the ones used longest ago go first
+KEPT = 20 * 10**9  # bytes of stages; beyond that those used longest ago go
+RECENT = 24 * 3600  # seconds for which a stage stays in any case
 
 
 def key_of(facts: Any) -> str:
@@ -78,8 +80,12 @@ def _forget(root: Path) -> None:
     known = []
     for path in root.iterdir():
         with contextlib.suppress(OSError):  # another build may have removed it
-            known.append(((path / DONE if (path / DONE).exists() else path).stat().st_mtime_ns, path))
-    for _, path in sorted((entry for entry in known if entry[1].is_dir()), reverse=True)[KEPT:]:
-        with contextlib.suppress(OSError), (path / LOCK).open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(path, ignore_errors=True)
+            size = sum(file.stat().st_size for file in path.iterdir())
+            known.append(((path / DONE if (path / DONE).exists() else path).stat().st_mtime, size, path))
+    total = 0
+    for used, size, path in sorted(known, reverse=True):
+        total += size
+        if total > KEPT and used < time.time() - RECENT:
+            with contextlib.suppress(OSError), (path / LOCK).open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)

@@ -81,6 +81,12 @@ class Pictures:
         """float32 [3, size, size] of each item, or why there is none."""
         return list(self._threads.map(self._prepare, items))
 
+    def batch(self, items: Sequence[NDArray[np.float32]], rows: int) -> NDArray[np.float32]:
+        """float32 [rows, 3, size, size]; rows beyond the items are zeros."""
+        made = np.zeros((rows, 3, self._size, self._size), np.float32)
+        made[: len(items)] = items
+        return made
+
     def _prepare(self, item: object) -> NDArray[np.float32] | ItemError:
         try:
             picture = decode(item, self._size)

@@ -7,6 +7,7 @@ An item that cannot be prepared fails alone. Must not know Triton.
 
 from __future__ import annotations
 
+import io
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from engines.errors import EngineError, ItemError
 from engines.grouping import groups
@@ -34,6 +36,7 @@ class Runner:
         self._session = open_session(self.stamp, folder)
         self.prepare = preparation(self.stamp, folder)
         warm_up(self.stamp, self._session)
+        self.run([self.prepare.example()])  # tokenizer, decoder and copies, too
 
     def run(self, items: Sequence[object]) -> list[Result]:
         """Results in the order of the items, at most max_batch_size of them. Raises EngineError.
@@ -87,6 +90,10 @@ class Preparation:
     def one(self, item: object) -> Any:
         raise NotImplementedError
 
+    def example(self) -> object:
+        """An item to warm up with."""
+        raise NotImplementedError
+
     def batch(self, items: Sequence[Any]) -> dict[str, NDArray[Any]]:
         """Inputs of a whole batch, padded to its bucket. Raises EngineError when there are too many."""
         raise NotImplementedError
@@ -119,6 +126,9 @@ class TextPreparation(Preparation):
     def one(self, item: object) -> list[int]:
         return self._texts.encode(item)
 
+    def example(self) -> str:
+        return "A text to warm up with."
+
     def batch(self, items: Sequence[Any]) -> dict[str, NDArray[Any]]:
         length = bucket(max(len(ids) for ids in items), self._stamp.length_buckets)
         return dict(self._texts.batch(items, self.rows(len(items)), length))
@@ -146,12 +156,20 @@ class PicturePreparation(Preparation):
     def __call__(self, items: Sequence[object]) -> list[Any]:
         return list(self._pictures.prepare(items))
 
+    def example(self) -> bytes:
+        data = io.BytesIO()
+        Image.new("RGB", (2 * self._stamp.feed.size,) * 2).save(data, "JPEG")
+        return data.getvalue()
+
     def batch(self, items: Sequence[Any]) -> dict[str, NDArray[Any]]:
         (tensor,) = self._stamp.inputs
-        return {tensor.name: _padded(np.stack(items), self.rows(len(items))).astype(tensor.dtype, copy=False)}
+        return {tensor.name: self._pictures.batch(items, self.rows(len(items)))}
 
 
 class ArrayPreparation(Preparation):
+    def example(self) -> dict[str, NDArray[Any]]:
+        return {name: array[0] for name, array in constant_inputs(self._stamp.inputs, 1, 8).items()}
+
     def one(self, item: object) -> dict[str, NDArray[Any]]:
         if not isinstance(item, Mapping):
             raise ItemError(f"is a {type(item).__name__}; allowed: an array for each input")

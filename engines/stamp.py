@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
+from engines.cpu import adds_int8_exactly
 from engines.errors import EngineError
 
 FILE = "engine.json"
@@ -67,6 +68,7 @@ class Stamp:
     build_key: str  # hash of everything that went into the build
     tokenizer: str = ""  # its file
     run_cost: tuple[float, float] | None = None  # of a text model in ms: of a run, and of each padded token in it
+    exact_int8: bool = True  # judged where products of int8 are added exactly; see engines.cpu
     profile: str = ""  # latency by batch and length, where it was measured
     batch_buckets: tuple[int, ...] = ()
     length_buckets: tuple[int, ...] = ()
@@ -100,6 +102,10 @@ class Stamp:
         self.check_files(folder)
         if self.runtime in TENSORRT:
             self._check_tensorrt(folder)
+        elif self.precision == "int8" and self.exact_int8 and not adds_int8_exactly():
+            raise self._refused(
+                folder, "was judged on a processor that adds int8 exactly, which this one (no VNNI) does not"
+            )
 
     def check_files(self, folder: Path) -> None:
         """Raise EngineError unless the files are those that were built."""

@@ -1,12 +1,14 @@
-"""A TensorRT plan on a GPU: one execution context for each profile, one CUDA graph for each shape that is met again.
+"""A TensorRT plan on a GPU: for each shape its own buffers, and for the first GRAPHS of them a context and a CUDA graph.
 
-Host arrays are copied through pinned memory on the session's own stream. The flavours (`tensorrt`, `tensorrt_rtx`) have
+A recorded graph holds addresses inside its context, which nothing else may then use; further shapes share one context
+for each profile and run without graphs. Host arrays are copied through pinned memory on the session's own stream. The flavours (`tensorrt`, `tensorrt_rtx`) have
 one API; nothing here asks which one it is. Must not know items or padding.
 """
 
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,9 @@ import torch
 from numpy.typing import NDArray
 
 from engines.errors import EngineError
-from engines.session import Arrays
 from engines.stamp import Stamp
 
-GRAPHS = 64  # shapes that keep a graph; further ones run without
+GRAPHS = 48  # six batch sizes times eight lengths
 DTYPES = {"FLOAT": torch.float32, "HALF": torch.float16, "INT32": torch.int32, "INT64": torch.int64}
 DTYPES |= {"INT8": torch.int8, "UINT8": torch.uint8, "BOOL": torch.bool}
 
@@ -44,19 +45,23 @@ class TensorRTSession:
             {n: self._engine.get_tensor_profile_shape(n, i) for n in self._input_names}
             for i in range(self._engine.num_optimization_profiles)
         ]
-        self._contexts: dict[int, Any] = {}
+        self._shared: dict[int, Any] = {}  # contexts by profile
         self._bound: dict[Shape, _Bound] = {}
 
-    def run(self, inputs: Arrays) -> dict[str, NDArray[Any]]:
-        """Raises EngineError when no profile holds these shapes."""
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+        """Inputs are arrays, or tensors that are on the GPU already. Raises EngineError when no profile holds them."""
         shape = tuple(tuple(inputs[name].shape) for name in self._input_names)
         bound = self._bound.get(shape)
         if bound is None:
             bound = self._bind(shape)
+        self._stream.wait_stream(torch.cuda.current_stream())  # on which inputs may still be computed
         with torch.cuda.stream(self._stream):
             for name in self._input_names:
-                bound.pinned[name].copy_(torch.from_numpy(inputs[name]))
-                bound.inputs[name].copy_(bound.pinned[name], non_blocking=True)
+                given = inputs[name]
+                if not isinstance(given, torch.Tensor):
+                    bound.pinned[name].copy_(torch.from_numpy(given))
+                    given = bound.pinned[name]
+                bound.inputs[name].copy_(given, non_blocking=True)
             bound.compute(self._stream)
             for name in self._output_names:
                 bound.pinned[name].copy_(bound.outputs[name], non_blocking=True)
@@ -65,15 +70,20 @@ class TensorRTSession:
 
     def _bind(self, shape: Shape) -> _Bound:
         at = tightest(self._profiles, self._input_names, shape)
-        if at not in self._contexts:
-            context = self._engine.create_execution_context()
-            context.set_optimization_profile_async(at, self._stream.cuda_stream)
-            self._contexts[at] = context
-        bound = _Bound(self._engine, self._contexts[at], self._input_names, self._output_names, shape, self._stream)
-        if len(self._bound) < GRAPHS:
+        own = len(self._bound) < GRAPHS
+        context = self._context(at) if own else self._shared.get(at)
+        if context is None:
+            context = self._shared[at] = self._context(at)
+        bound = _Bound(self._engine, context, self._input_names, self._output_names, shape, self._stream)
+        if own:
             bound.capture(self._stream)
-            self._bound[shape] = bound
+        self._bound[shape] = bound
         return bound
+
+    def _context(self, profile: int) -> Any:
+        context = self._engine.create_execution_context()
+        context.set_optimization_profile_async(profile, self._stream.cuda_stream)
+        return context
 
 
 def tightest(profiles: Sequence[Mapping[str, Any]], names: list[str], shape: Shape) -> int:
@@ -114,7 +124,8 @@ class _Bound:
             context.set_input_shape(name, dims)
         types = {name: DTYPES[engine.get_tensor_dtype(name).name] for name in [*names, *outputs]}
         sizes = dict(zip(names, shape, strict=True)) | {n: tuple(context.get_tensor_shape(n)) for n in outputs}
-        device = {n: torch.empty(size, dtype=types[n], device="cuda") for n, size in sizes.items()}
+        # Zeros, since the first run computes on them: what was left in memory may be no valid token id.
+        device = {n: torch.zeros(size, dtype=types[n], device="cuda") for n, size in sizes.items()}
         self.pinned = {n: torch.empty(size, dtype=types[n], pin_memory=True) for n, size in sizes.items()}
         self.inputs = {n: device[n] for n in names}
         self.outputs = {n: device[n] for n in outputs}
@@ -123,7 +134,7 @@ class _Bound:
         stream.synchronize()
 
     def _enqueue(self, stream: torch.cuda.Stream) -> None:
-        """Other shapes use the same context: shapes and addresses are set each time."""
+        """Other shapes may use the same context: shapes and addresses are set each time."""
         for name, dims in zip(self._names, self._shape, strict=True):
             self._context.set_input_shape(name, dims)
         for name, tensor in (self.inputs | self.outputs).items():
@@ -140,7 +151,8 @@ class _Bound:
         try:
             with torch.cuda.graph(graph, stream=stream):
                 self._enqueue(stream)
-        except (RuntimeError, EngineError):
+        except (RuntimeError, EngineError) as error:
+            logging.warning("gapless: no CUDA graph for %s: %s", self._shape, error)
             return
         self._graph = graph
 

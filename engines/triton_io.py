@@ -61,10 +61,14 @@ def _declared(tensor: TensorSpec) -> dict[str, Any]:
 class EngineModel:
     """A runner behind Triton. Ready means warm: it has computed before it is there."""
 
-    def __init__(self, name: str, folder: Path) -> None:
-        """Raises EngineError when the engine cannot be used here."""
+    def __init__(self, name: str, folder: Path, device: int | None = None) -> None:
+        """On the GPU `device`, None is the CPU. Raises EngineError when the engine cannot be used here."""
         self._name = name
         self._failure: str | None = None
+        if device is not None:
+            import torch
+
+            torch.cuda.set_device(device)
         self._runner = Runner(folder)
         self._stop = threading.Event()
         self._link = Link.from_environment(lambda seconds: None)

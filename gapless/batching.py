@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from builders.latency import measure
+from builders.progress import quiet
 from builders.sources import exported
 from config_gen.spec import OnnxModel
 from engines.runner import Runner
@@ -56,7 +57,7 @@ class Bench:
 
 def precision(bench: Bench, stamp: Stamp, knee: int, length: int) -> list[float]:
     """Rates of the engine over those of fp32 at the knee, one for each repetition; onnxruntime only."""
-    graph = exported(bench.model, lambda what, done, total: None).graph
+    graph = exported(bench.model, quiet).graph
     sessions: dict[str, Session] = {"engine": open_session(stamp, bench.folder), "fp32": OnnxSession(graph)}
     ratios = []
     for _ in range(bench.repeat):
