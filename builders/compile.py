@@ -101,11 +101,11 @@ def version(flavour: str) -> str:
 
 def target(flavour: str, wanted: Sequence[str]) -> tuple[str, ...]:
     """The compute capabilities to build for. Raises BuildError when this machine cannot build for them."""
-    here, trt = compute_capability(), _load(flavour)
+    here = compute_capability()
     if FLAVOURS[flavour].ahead:
         if not wanted and here is None:
             raise BuildError("engine.compute_capability: is missing, and no GPU is here; give some, such as ['8.9']")
-        known = _known(trt)
+        known = _known(_load(flavour))
         for capability in wanted:
             if capability not in known:
                 allowed = ", ".join(known)
@@ -116,6 +116,12 @@ def target(flavour: str, wanted: Sequence[str]) -> tuple[str, ...]:
     if wanted and tuple(wanted) != (here,):
         raise BuildError(f"engine.compute_capability: {', '.join(wanted)}; allowed: that of the GPU here, {here}")
     return (here,)
+
+
+def check(flavour: str, wanted: Sequence[str]) -> None:
+    """Raise BuildError when a plan for `wanted` could not be compiled here."""
+    _load(flavour)
+    target(flavour, wanted)
 
 
 def _load(flavour: str) -> Any:
@@ -134,8 +140,8 @@ def compile_plan(
     timing_cache: Path | None = None,
 ) -> Compiled:
     """Compile an ONNX model. Raises BuildError with TensorRT's own reason."""
-    capabilities = target(flavour, options.compute_capability)
     trt = _load(flavour)
+    capabilities = target(flavour, options.compute_capability)
     log = _logger(trt)
     builder = trt.Builder(log)
     network = builder.create_network(_flags(trt.NetworkDefinitionCreationFlag, ("STRONGLY_TYPED",)))

@@ -88,7 +88,7 @@ class _Build:
         if profile and not runs_here(runtime):
             raise BuildError(f"--profile: {runtime} needs a GPU to be measured on, and none is here")
         if runtime in TENSORRT:  # what cannot be compiled is told before minutes are spent on precision
-            tensorrt.target(runtime, model.engine.compute_capability)
+            tensorrt.check(runtime, model.engine.compute_capability)
         gpu = compute_capability() if runtime in TENSORRT else None
         self._machine = f"{machine}, GPU of compute capability {gpu}" if gpu else machine
         self._exported = exported(model, tell, force=force)

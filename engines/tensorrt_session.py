@@ -1,8 +1,8 @@
-"""A TensorRT plan on a GPU: for each shape its own buffers, and for the first GRAPHS of them a context and a CUDA graph.
+"""A TensorRT plan on a GPU: each shape has its own buffers, the first GRAPHS of them a context and a CUDA graph, too.
 
 A recorded graph holds addresses inside its context, which nothing else may then use; further shapes share one context
-for each profile and run without graphs. Host arrays are copied through pinned memory on the session's own stream. The flavours (`tensorrt`, `tensorrt_rtx`) have
-one API; nothing here asks which one it is. Must not know items or padding.
+for each profile and run without graphs. Host arrays are copied through pinned memory on the session's own stream. The
+flavours (`tensorrt`, `tensorrt_rtx`) have one API; nothing here asks which one it is. Must not know items or padding.
 """
 
 from __future__ import annotations

@@ -178,14 +178,22 @@ def test_only_flags_that_there_are_become_bits() -> None:
     assert _flags(Bare, ("STRONGLY_TYPED",)) == 0
 
 
-@pytest.mark.parametrize("kind", [Ten, Eleven, Bare])
-@pytest.mark.parametrize("on", [True, False])
+@pytest.mark.parametrize(("kind", "on"), [(Ten, True), (Ten, False), (Eleven, True), (Eleven, False), (Bare, False)])
 def test_only_flags_that_a_version_has_are_touched(kind: Any, on: bool) -> None:
     config = Config()
     _configure(flavour(kind), config, Options(tf32=on, version_compatible=on))
     named = {flag.name: value for flag, value in config.flags.items()}
     assert named == {name: on for name in ("TF32", "VERSION_COMPATIBLE") if hasattr(kind, name)}
     assert config.limits == {} and not hasattr(config, "hardware_compatibility_level")
+
+
+@pytest.mark.parametrize("wanted", [{"tf32": True}, {"version_compatible": True}])
+def test_a_flag_that_a_version_lacks_is_refused_when_it_is_wanted(wanted: dict[str, bool]) -> None:
+    [name] = wanted
+    with pytest.raises(
+        BuildError, match=rf"^engine\.{name}: this version of TensorRT does not have it; allowed: false$"
+    ):
+        _configure(flavour(Bare), Config(), Options(**wanted))
 
 
 def test_memory_and_hardware_are_asked_for_when_wanted() -> None:
