@@ -120,9 +120,7 @@ def test_what_was_asked_for_is_taken_where_nothing_is_measured() -> None:
 
 def test_gain_compares_rates_at_the_knee_of_fp32() -> None:
     early = [Latency(1, 0, 4, 0, 0, 250, 9), Latency(2, 0, 8, 0, 0, 250, 9), Latency(4, 0, 16, 0, 0, 250, 9)]
-    assert gain("int8", {"int8": early, "fp32": FP32}) == pytest.approx(
-        250 / 200
-    )  # at batch 4, though int8 has its knee at 1
+    assert gain("int8", {"int8": early, "fp32": FP32}) == pytest.approx(250 / 200)
 
 
 def candidate(precision: str) -> tuple[Candidate, Score]:
