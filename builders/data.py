@@ -35,7 +35,7 @@ Items = Sequence[Any]
 
 
 def open_data(calibration: Sequence[str], evaluation: Sequence[str], kind: str) -> tuple[Items, Items]:
-    """Items for calibration and for the gate, for a model that takes `kind`: text, picture or arrays.
+    """Items for calibration and for the gate, for a model that takes `kind`: text, image or arrays.
 
     Raises BuildError when there are too few, or both hold the same.
     """
@@ -49,7 +49,7 @@ def open_data(calibration: Sequence[str], evaluation: Sequence[str], kind: str) 
         if shared:
             raise BuildError(f"evaluation: {shared} of {len(right)} items are in calibration, too; allowed: none")
     sides = {"calibration": left, "evaluation": right}
-    if kind == "picture":
+    if kind == "image":
         sides = {side: _cropped(items, side) for side, items in sides.items()}
     for side, items in sides.items():
         if len(items) < FEWEST:
@@ -89,11 +89,11 @@ def _read(names: Sequence[str], kind: str, key: str) -> Items:
     return list(distinct.values())
 
 
-ALLOWED = {"text": "texts", "picture": "pictures (JPEG, PNG or uint8 arrays)", "arrays": "an array for each input"}
+ALLOWED = {"text": "texts", "image": "pictures (JPEG, PNG or uint8 arrays)", "arrays": "an array for each input"}
 
 
 def _is(item: Any, kind: str) -> bool:
-    wanted: Any = {"text": str, "picture": (bytes, np.ndarray), "arrays": Mapping}[kind]
+    wanted: Any = {"text": str, "image": (bytes, np.ndarray), "arrays": Mapping}[kind]
     return isinstance(item, wanted)
 
 

@@ -170,7 +170,7 @@ def _efficientnet(name: str, weights: Path) -> Network:
         module=module.eval(),
         example={"image": torch.zeros(2, 3, size, size)},
         outputs=("logits",),
-        feed=Feed("picture", size=size, mean=LITE_MEAN, std=LITE_STD),
+        feed=Feed("image", size=size, mean=LITE_MEAN, std=LITE_STD),
     )
 
 

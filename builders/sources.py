@@ -62,7 +62,7 @@ def exported(model: OnnxModel, tell: Progress, *, force: bool = False) -> Export
         "hash": source_hash(model),
         "max_length": model.max_length,
         "max_batch": model.max_batch_size,
-        "picture": model.picture.model_dump() if model.picture else None,
+        "image": model.image.model_dump() if model.image else None,
         "tools": versions(EXPORTERS),
     }
 
@@ -110,18 +110,18 @@ def _declared_feed(model: OnnxModel, inputs: Sequence[TensorSpec], scratch: Path
             raise BuildError(f"tokenizer: the model takes {', '.join(names)}; allowed: {IDS}, {MASK}, {TYPES}, int64")
         shutil.copyfile(_existing(model.tokenizer), scratch / TOKENIZER)
         return Feed("text", max_length=model.max_length)
-    if model.picture is not None:
-        want = (-1, 3, model.picture.size, model.picture.size)
+    if model.image is not None:
+        want = (-1, 3, model.image.size, model.image.size)
         shape = inputs[0].shape
         if len(inputs) != 1 or len(shape) != 4 or any(d not in (-1, w) for d, w in zip(shape, want, strict=True)):
-            raise BuildError(f"picture: the model takes {_told(inputs)}; allowed: one input {list(want)}")
-        return Feed("picture", size=model.picture.size, mean=model.picture.mean, std=model.picture.std)
+            raise BuildError(f"image: the model takes {_told(inputs)}; allowed: one input {list(want)}")
+        return Feed("image", size=model.image.size, mean=model.image.mean, std=model.image.std)
     return Feed("arrays")
 
 
 def _as_fed(inputs: Sequence[TensorSpec], feed: Feed) -> tuple[TensorSpec, ...]:
     """Inputs with the dimensions that pictures give them, where a model takes any."""
-    if feed.kind != "picture":
+    if feed.kind != "image":
         return tuple(inputs)
     return tuple(replace(tensor, shape=(-1, 3, feed.size, feed.size)) for tensor in inputs)
 

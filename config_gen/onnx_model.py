@@ -41,7 +41,7 @@ class Accuracy(Section):
         return self
 
 
-class Picture(Section):
+class Image(Section):
     """How a picture becomes a model's input: `size` pixels square, each channel (value - mean) / std, of 0 to 255."""
 
     size: Annotated[int, Field(strict=True, ge=8, le=4096)]
@@ -95,7 +95,7 @@ class OnnxModel(Section):
     max_batch_size: Annotated[int, Field(strict=True, ge=1, le=1024)] = 32
     max_length: Annotated[int, Field(strict=True, ge=1, le=131072)] = 256  # tokens of a text; longer ones are cut
     tokenizer: str | None = None  # tokenizer.json of a source that brings none
-    picture: Picture | None = None  # of a source that does not say
+    image: Image | None = None  # of a source that does not say
     engine: Engine = Engine()
     targets: dict[str, Targets] = Field(default_factory=dict)
     traffic: dict[str, OnnxTraffic] = Field(default_factory=dict)
@@ -108,8 +108,8 @@ class OnnxModel(Section):
             raise ValueError(f"calibration is missing; precision {self.precision} needs data")
         if set(self.calibration) & set(self.evaluation):
             raise ValueError("evaluation names data of calibration; leave it out to split them")
-        if self.tokenizer is not None and self.picture is not None:
-            raise ValueError("tokenizer and picture are both given; a model takes texts or pictures")
+        if self.tokenizer is not None and self.image is not None:
+            raise ValueError("tokenizer and image are both given; a model takes texts or pictures")
         for tier, promised in self.targets.items():
             if promised.ttft is not None or promised.itl is not None:
                 raise ValueError(f"targets.{tier}: a model of kind onnx answers in one piece; allowed: e2e, at")

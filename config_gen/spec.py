@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_args
 from pydantic import Field, ValidationError
 from pydantic_core import ErrorDetails
 
-from config_gen.onnx_model import CAPABILITY, METRIC, Accuracy, Engine, OnnxModel, OnnxTraffic, Picture
+from config_gen.onnx_model import CAPABILITY, METRIC, Accuracy, Engine, Image, OnnxModel, OnnxTraffic
 from config_gen.sections import SOURCES, Gpu, Hardware, Lengths, LlmModel, LlmTraffic, Section, Targets, Tier
 from config_gen.sla_text import SpecError, cut, read_mapping, show
 
@@ -22,12 +22,12 @@ __all__ = [
     "Engine",
     "Gpu",
     "Hardware",
+    "Image",
     "Lengths",
     "LlmModel",
     "LlmTraffic",
     "OnnxModel",
     "OnnxTraffic",
-    "Picture",
     "Spec",
     "SpecError",
     "Targets",

@@ -209,6 +209,6 @@ def preparation(stamp: Stamp, folder: Path) -> Preparation:
     """How this engine's items become its inputs. Raises EngineError."""
     if stamp.feed.kind == "text":
         return TextPreparation(stamp, folder)
-    if stamp.feed.kind == "picture":
+    if stamp.feed.kind == "image":
         return PicturePreparation(stamp, on_gpu=stamp.runtime != "onnxruntime")
     return ArrayPreparation(stamp)

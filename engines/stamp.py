@@ -36,7 +36,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """How items become inputs: `kind` is text, picture or arrays.
+    """How items become inputs: `kind` is text, image or arrays.
 
     Texts: `max_length` tokens, longer ones are cut. Pictures: `size` pixels square, channels (value - mean) / std.
     """

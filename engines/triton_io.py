@@ -34,7 +34,7 @@ def complete(config: Any, folder: Path) -> Any:
     inputs: list[dict[str, Any]]
     if stamp.feed.kind == "text":
         inputs = [{"name": TEXT, "data_type": "TYPE_STRING", "dims": [1]}]
-    elif stamp.feed.kind == "picture":
+    elif stamp.feed.kind == "image":
         inputs = [
             {"name": IMAGE, "data_type": "TYPE_STRING", "dims": [1], "optional": True},
             {"name": PIXELS, "data_type": "TYPE_UINT8", "dims": [-1, -1, 3], "optional": True},

@@ -95,7 +95,7 @@ def some_items(stamp: Stamp, planned: Sequence[Planned]) -> dict[str, list[objec
     if stamp.feed.kind == "text":
         # Of one length: of several, the runner makes better groups than a bare session's one batch.
         return {"texts": [planned[0].text] * BATCH}
-    if stamp.feed.kind == "picture":
+    if stamp.feed.kind == "image":
         pixels = np.random.default_rng(0).integers(0, 256, (BATCH, stamp.feed.size, stamp.feed.size, 3), np.uint8)
         return {"pixels": list(pixels), "JPEG": [picture(number) for number in range(BATCH)]}
     arrays = constant_inputs(stamp.inputs, BATCH, 8)

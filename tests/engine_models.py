@@ -175,4 +175,4 @@ def array_engine(folder: Path, **more: Any) -> Path:
 
 
 def picture_engine(folder: Path, size: int = 8, **more: Any) -> Path:
-    return stamped(folder, picture_graph(size), Feed("picture", size=size, mean=MEAN, std=STD), **more)
+    return stamped(folder, picture_graph(size), Feed("image", size=size, mean=MEAN, std=STD), **more)

@@ -74,7 +74,7 @@ def test_pictures_of_a_folder_are_filled_up_by_squares_cut_out_of_that_sides_pic
         for at, kind in enumerate(("png", "jpg", "jpeg", "PNG")):
             picture(tmp_path / side / "deep" / f"{at}.{kind}", seed=seed + at)
     (tmp_path / "c" / "notes.txt").write_text("not a picture")
-    sides = dict(zip("ce", open_data([str(tmp_path / "c")], [str(tmp_path / "e")], "picture"), strict=True))
+    sides = dict(zip("ce", open_data([str(tmp_path / "c")], [str(tmp_path / "e")], "image"), strict=True))
     for side, items in sides.items():
         files = [path for path in sorted((tmp_path / side).rglob("*")) if path.suffix not in ("", ".txt")]
         whole = [np.asarray(Image.open(path).convert("RGB")) for path in files]
@@ -83,7 +83,7 @@ def test_pictures_of_a_folder_are_filled_up_by_squares_cut_out_of_that_sides_pic
         for crop in items[4:]:
             assert crop.shape[0] == crop.shape[1] >= SMALLEST_CROP
         assert all(_cut_from(whole, crop) for crop in items[4::40]) and len({c.tobytes() for c in items[4:]}) > 200
-    again = open_data([str(tmp_path / "c")], [str(tmp_path / "e")], "picture")
+    again = open_data([str(tmp_path / "c")], [str(tmp_path / "e")], "image")
     assert all(np.array_equal(a, b) for a, b in zip(again[0][4:], sides["c"][4:], strict=True))
 
 
@@ -100,12 +100,12 @@ def _cut_from(pictures: list[Any], crop: Any) -> bool:
 def test_small_pictures_are_taken_as_they_are(tmp_path: Path) -> None:
     for at in range(40):
         picture(tmp_path / f"{at:02}.png", 28, 28, seed=at)
-    left, right = open_data([str(tmp_path)], [], "picture")
+    left, right = open_data([str(tmp_path)], [], "image")
     assert len(left) == len(right) == 20
 
 
 def test_pictures_inside_an_installed_package_are_named_by_pattern() -> None:
-    left, right = open_data(["wheel:scikit-image/astronaut.png"], ["wheel:scikit-image/*offee.png"], "picture")
+    left, right = open_data(["wheel:scikit-image/astronaut.png"], ["wheel:scikit-image/*offee.png"], "image")
     assert len(left) == len(right) == CROPS
     sizes = [Image.open(io.BytesIO(side[0])).size for side in (left, right)]
     assert sizes == [(512, 512), (600, 400)]

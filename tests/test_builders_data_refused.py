@@ -102,13 +102,13 @@ def test_arrays_of_different_numbers_of_rows_are_refused(tmp_path: Path) -> None
         assert "allowed: as many rows in each" in refused([str(path)], [], "arrays")
 
 
-@pytest.mark.parametrize("kind", ["text", "picture", "arrays"])
+@pytest.mark.parametrize("kind", ["text", "image", "arrays"])
 def test_empty_data_are_refused(tmp_path: Path, kind: str) -> None:
     folder, file, npz = tmp_path / "folder", tmp_path / "empty.txt", tmp_path / "empty.npz"
     folder.mkdir()
     file.write_text("\n \n")
     np.savez(npz, x=np.zeros((0, 4)))
-    name = str({"text": file, "picture": folder, "arrays": npz}[kind])
+    name = str({"text": file, "image": folder, "arrays": npz}[kind])
     assert refused([name], [], kind).startswith(f"calibration: {name} holds nothing; allowed: ")
 
 
@@ -117,7 +117,7 @@ def test_data_of_another_kind_are_refused(tmp_path: Path) -> None:
     npz = str(builder_models.write_npz(tmp_path / "a.npz"))
     assert refused([texts], [], "arrays").endswith("holds a str; allowed for this model: an array for each input")
     assert refused([npz], [], "text").endswith("holds a dict; allowed for this model: texts")
-    assert "holds a dict; allowed for this model: pictures" in refused([npz], [], "picture")
+    assert "holds a dict; allowed for this model: pictures" in refused([npz], [], "image")
     assert refused(["builder_models:rows"], [], "text").startswith("calibration: builder_models:rows holds a dict")
 
 
@@ -125,7 +125,7 @@ def test_a_picture_that_is_none_is_named(tmp_path: Path) -> None:
     picture(tmp_path / "a.png")
     bad = tmp_path / "b.jpg"
     bad.write_bytes(b"GIF89a and so on")
-    told = refused([str(tmp_path)], [], "picture")
+    told = refused([str(tmp_path)], [], "image")
     assert told.startswith(f"calibration: {bad}: image: 16 bytes that are no JPEG or PNG picture")
 
 

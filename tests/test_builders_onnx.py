@@ -45,7 +45,7 @@ def test_a_model_of_pictures_of_any_size_gets_the_size_that_is_declared(tmp_path
     path = builder_models.saved(model, tmp_path / "m.onnx")
     found = made(source=f"onnx:{path}", picture={"size": 24})
     assert [tensor.shape for tensor in found.inputs] == [(-1, 3, 24, 24)]
-    assert (found.feed.kind, found.feed.size, found.feed.std) == ("picture", 24, (255.0,) * 3)
+    assert (found.feed.kind, found.feed.size, found.feed.std) == ("image", 24, (255.0,) * 3)
     x = builder_models.weights(2, 3, 24, 24)
     np.testing.assert_allclose(run(found.graph, x=x)[0], run(path, x=x)[0], rtol=1e-4, atol=1e-4)
 
@@ -53,7 +53,7 @@ def test_a_model_of_pictures_of_any_size_gets_the_size_that_is_declared(tmp_path
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"picture": {"size": 24}}, "picture: the model takes x [-1, 4]; allowed: one input [-1, 3, 24, 24]"),
+        ({"image": {"size": 24}}, "image: the model takes x [-1, 4]; allowed: one input [-1, 3, 24, 24]"),
         ({"tokenizer": "TOKENIZER"}, "tokenizer: the model takes x; allowed: input_ids"),
         ({"tokenizer": "no/such.json"}, "tokenizer: no/such.json: no such file"),
     ],

@@ -21,7 +21,7 @@ from engines.stamp import Feed
 
 MEAN, STD = (127.0, 110.0, 90.0), (128.0, 50.0, 60.0)
 SIZE = 64
-FEED = Feed("picture", size=SIZE, mean=MEAN, std=STD)
+FEED = Feed("image", size=SIZE, mean=MEAN, std=STD)
 SHAPES = [(64, 64), (100, 150), (301, 200), (73, 74), (40, 30), (500, 61), (640, 480), (7, 200), (2, 2), (3, 2)]
 
 
