@@ -43,7 +43,7 @@ def test_a_model_of_pictures_of_any_size_gets_the_size_that_is_declared(tmp_path
     inputs = [("x", TensorProto.FLOAT, ["n", 3, "h", "w"])]
     model = builder_models.graph(nodes, {"w": builder_models.weights(5, 3, 9, 9)}, inputs=inputs)
     path = builder_models.saved(model, tmp_path / "m.onnx")
-    found = made(source=f"onnx:{path}", picture={"size": 24})
+    found = made(source=f"onnx:{path}", image={"size": 24})
     assert [tensor.shape for tensor in found.inputs] == [(-1, 3, 24, 24)]
     assert (found.feed.kind, found.feed.size, found.feed.std) == ("image", 24, (255.0,) * 3)
     x = builder_models.weights(2, 3, 24, 24)
