@@ -163,7 +163,9 @@ class PicturePreparation(Preparation):
 
     def batch(self, items: Sequence[Any]) -> dict[str, NDArray[Any]]:
         (tensor,) = self._stamp.inputs
-        return {tensor.name: self._pictures.batch(items, self.rows(len(items)))}
+        made = self._pictures.batch(items, self.rows(len(items)))
+        # A tensor is cast where it is copied to.
+        return {tensor.name: made.astype(tensor.dtype, copy=False) if isinstance(made, np.ndarray) else made}
 
 
 class ArrayPreparation(Preparation):

@@ -156,12 +156,13 @@ def array_graph() -> onnx.ModelProto:
     )
 
 
-def picture_graph(size: int) -> onnx.ModelProto:
-    """The mean of each channel of image [batch, 3, size, size]."""
+def picture_graph(size: int, half: bool = False) -> onnx.ModelProto:
+    """The mean of each channel of image [batch, 3, size, size], in float32 or float16."""
+    kind = TensorProto.FLOAT16 if half else TensorProto.FLOAT
     return graph(
         [helper.make_node("ReduceMean", ["image", "axes"], ["mean"], keepdims=0)],
-        {"image": (TensorProto.FLOAT, ["batch", 3, size, size])},
-        {"mean": (TensorProto.FLOAT, ["batch", 3])},
+        {"image": (kind, ["batch", 3, size, size])},
+        {"mean": (kind, ["batch", 3])},
         {"axes": np.array([2, 3])},
     )
 

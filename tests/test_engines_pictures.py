@@ -44,7 +44,7 @@ def encoded(picture: NDArray[Any] | Image.Image, kind: str = "PNG", **options: A
 def levels(prepared: Any) -> NDArray[np.float64]:
     """Grey levels [size, size, 3] of what was prepared."""
     assert isinstance(prepared, np.ndarray), prepared
-    assert prepared.dtype == np.float32 and prepared.shape == (3, SIZE, SIZE) and prepared.flags.c_contiguous
+    assert prepared.dtype == np.float32 and prepared.shape == (3, SIZE, SIZE)
     return prepared.transpose(1, 2, 0).astype(float) * STD + MEAN
 
 
@@ -66,7 +66,7 @@ def by_definition(picture: NDArray[np.uint8]) -> NDArray[np.float64]:
         for at in range(len(crop)):
             weights[out, at] = max(0.0, 1 - abs(at + 0.5 - (out + 0.5) * scale) / reach)
     weights /= weights.sum(1, keepdims=True)
-    return np.einsum("ih,hwc,jw->ijc", weights, crop.astype(float), weights)
+    return np.einsum("ih,hwc,jw->ijc", weights, crop.astype(float), weights, optimize=True)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -99,6 +99,17 @@ def test_both_ways_keep_order_and_refuse_the_same() -> None:
         [alone] = Pictures(FEED).prepare([items[at]])
         np.testing.assert_array_equal(plain[at], alone)
     assert CudaPictures(FEED, device="cpu").prepare([b"bad"])[0].args == Pictures(FEED).prepare([b"bad"])[0].args
+
+
+def test_a_batch_is_padded_with_zeros() -> None:
+    items = [photograph(50, 60, seed) for seed in range(3)]
+    for way in (Pictures(FEED), CudaPictures(FEED, device="cpu")):
+        prepared = way.prepare(items)
+        made = np.asarray(way.batch(prepared, 5))
+        assert made.shape == (5, 3, SIZE, SIZE) and made.dtype == np.float32 and not made[3:].any()
+        for row, item in zip(made, prepared, strict=False):
+            np.testing.assert_array_equal(row, np.asarray(item))
+        assert np.asarray(way.batch(prepared, 3)).shape == (3, 3, SIZE, SIZE)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])

@@ -14,6 +14,8 @@ from engine_models import (
     array_engine,
     minilm,
     picture_engine,
+    picture_graph,
+    stamped,
     summed,
     text_engine,
 )
@@ -23,6 +25,7 @@ import engines.runner
 from engines.errors import EngineError, ItemError
 from engines.runner import Runner, bucket
 from engines.session import open_session
+from engines.stamp import Feed
 
 TEXTS = ["the lazy dog", "", "a quick brown fox jumps over the lazy dog", "unknown words"]
 BUCKETS = {"batch_buckets": (1, 2, 4), "length_buckets": (4, 8, 12)}
@@ -118,6 +121,13 @@ def test_pictures_are_normalized(tmp_path: Path, buckets: dict[str, Any]) -> Non
         assert isinstance(result, dict)
         wanted = [(value - mean) / std for value, mean, std in zip(colour, MEAN, STD, strict=True)]
         np.testing.assert_allclose(result["mean"][0], wanted, rtol=1e-4)
+
+
+def test_pictures_are_cast_to_what_the_model_takes(tmp_path: Path) -> None:
+    folder = stamped(tmp_path, picture_graph(8, half=True), Feed("picture", size=8, mean=MEAN, std=STD))
+    [result] = Runner(folder).run([np.full((9, 12, 3), (0, 50, 100), np.uint8)])
+    assert isinstance(result, dict) and result["mean"].dtype == np.float16
+    np.testing.assert_allclose(result["mean"][0], [-5, 7.5, 8.75], rtol=1e-2)
 
 
 def test_what_is_wrong_fails_alone_and_in_its_place(tmp_path: Path) -> None:
