@@ -30,10 +30,10 @@ WARM_RUNS = 2  # of each shape: the first one allocates
 class Runner:
     """One engine, loaded and warm."""
 
-    def __init__(self, folder: Path) -> None:
-        """Raises EngineError when the engine cannot be used here."""
+    def __init__(self, folder: Path, threads: int = 0) -> None:
+        """On the CPU with so many threads, 0 is one for each core. Raises EngineError."""
         self.stamp = Stamp.read(folder)
-        self._session = open_session(self.stamp, folder)
+        self._session = open_session(self.stamp, folder, threads)
         self.prepare = preparation(self.stamp, folder)
         warm_up(self.stamp, self._session)
         self.run([self.prepare.example()])  # tokenizer, decoder and copies, too

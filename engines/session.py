@@ -43,7 +43,10 @@ class OnnxSession:
     """
 
     def __init__(self, model: Path | bytes, *, optimize: bool = True, threads: int = 0) -> None:
-        """`optimize=False` computes the graph as written, node by node. Raises EngineError."""
+        """`optimize=False` computes the graph as written, node by node. `threads` 0: one for each core.
+
+        Raises EngineError.
+        """
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
         options.intra_op_num_threads = threads
@@ -90,19 +93,19 @@ def one_line(error: Exception) -> str:
     return text if len(text) <= 300 else f"{text[:200]} ... {text[-90:]}"
 
 
-def open_session(stamp: Stamp, folder: Path) -> Session:
+def open_session(stamp: Stamp, folder: Path, threads: int = 0) -> Session:
     """What the stamp says. Raises EngineError, also when this machine is not one it was built for."""
     stamp.check(folder)
-    return session_on(stamp, folder / stamp.file)
+    return session_on(stamp, folder / stamp.file, threads)
 
 
-def session_on(stamp: Stamp, path: Path) -> Session:
+def session_on(stamp: Stamp, path: Path, threads: int = 0) -> Session:
     """The same on another file, unchecked. Raises EngineError."""
     if stamp.runtime in TENSORRT:
         from engines.tensorrt_session import TensorRTSession
 
         return TensorRTSession(stamp, path)
-    return OnnxSession(path)
+    return OnnxSession(path, threads=threads)
 
 
 def constant_inputs(inputs: Sequence[TensorSpec], rows: int, length: int) -> dict[str, NDArray[Any]]:

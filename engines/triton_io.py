@@ -6,10 +6,11 @@ other: its own. Outputs are the engine's own.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 from numpy.typing import NDArray
 
+from decode.stub import model_dir
 from decode.supervision import Link, Report
 from engines.errors import EngineError, ItemError
 from engines.runner import Result, Runner
@@ -58,18 +60,25 @@ def _declared(tensor: TensorSpec) -> dict[str, Any]:
     return {"name": tensor.name, "data_type": TYPES[tensor.dtype], "dims": list(tensor.shape[1:]) or [1]}
 
 
+def threads_of(args: Mapping[str, str]) -> int:
+    """The cores, shared out among the instances of the model: each computes by itself."""
+    groups = json.loads(args["model_config"]).get("instance_group", [])
+    instances = sum(int(group.get("count", 1)) for group in groups)
+    return max(1, len(os.sched_getaffinity(0)) // max(1, instances))
+
+
 class EngineModel:
     """A runner behind Triton. Ready means warm: it has computed before it is there."""
 
-    def __init__(self, name: str, folder: Path, device: int | None = None) -> None:
-        """On the GPU `device`, None is the CPU. Raises EngineError when the engine cannot be used here."""
-        self._name = name
+    def __init__(self, args: Mapping[str, str]) -> None:
+        """As Triton describes the instance. Raises EngineError when the engine cannot be used here."""
+        self._name = args["model_name"]
         self._failure: str | None = None
-        if device is not None:
+        if args["model_instance_kind"] == "GPU":
             import torch
 
-            torch.cuda.set_device(device)
-        self._runner = Runner(folder)
+            torch.cuda.set_device(int(args["model_instance_device_id"]))
+        self._runner = Runner(model_dir(args), threads_of(args))
         self._stop = threading.Event()
         self._link = Link.from_environment(lambda seconds: None)
         self._report()

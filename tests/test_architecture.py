@@ -39,6 +39,7 @@ EXTRA = {
     ("decode.triton_io", "observe.metrics"),  # the declarations of the metrics that it sets
     ("engines.triton_io", "decode.supervision"),  # one line to the launcher for all models
     ("engines.served.model", "decode.stub"),  # one check of the stub for all models
+    ("engines.triton_io", "decode.stub"),
 }
 FOREIGN = {  # libraries a room must not know
     "builders": {"tritonclient", "locust"},

@@ -28,8 +28,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         try:
             stub.check_numpy()
-            device = int(args["model_instance_device_id"]) if args["model_instance_kind"] == "GPU" else None
-            self.model = triton_io.EngineModel(args["model_name"], stub.model_dir(args), device)
+            self.model = triton_io.EngineModel(args)
         except (ValueError, RuntimeError, OSError) as error:
             what = str(error) if hasattr(error, "exit_status") else f"{type(error).__name__}: {error}"
             raise pb_utils.TritonModelException(what) from error
