@@ -41,7 +41,7 @@ class Feed:
     Texts: `max_length` tokens, longer ones are cut. Pictures: `size` pixels square, channels (value - mean) / std.
     """
 
-    kind: str
+    kind: Literal["text", "image", "arrays"]
     max_length: int = 0
     size: int = 0
     mean: tuple[float, ...] = ()

@@ -50,7 +50,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Any:
     def make(folder: Path) -> tuple[Runner, list[dict[str, tuple[int, ...]]], list[dict[str, tuple[int, ...]]]]:
         sessions: list[Recording] = []
 
-        def remember(stamp: Any, where: Path) -> Recording:
+        def remember(stamp: Any, where: Path, threads: int) -> Recording:
             sessions.append(Recording(stamp, where))
             return sessions[0]
 
@@ -124,7 +124,7 @@ def test_pictures_are_normalized(tmp_path: Path, buckets: dict[str, Any]) -> Non
 
 
 def test_pictures_are_cast_to_what_the_model_takes(tmp_path: Path) -> None:
-    folder = stamped(tmp_path, picture_graph(8, half=True), Feed("picture", size=8, mean=MEAN, std=STD))
+    folder = stamped(tmp_path, picture_graph(8, half=True), Feed("image", size=8, mean=MEAN, std=STD))
     [result] = Runner(folder).run([np.full((9, 12, 3), (0, 50, 100), np.uint8)])
     assert isinstance(result, dict) and result["mean"].dtype == np.float16
     np.testing.assert_allclose(result["mean"][0], [-5, 7.5, 8.75], rtol=1e-2)
