@@ -29,7 +29,7 @@ MOST = 400
 CROPS = 220  # a side's pictures, where a folder holds fewer: squares cut out of them
 SMALLEST_CROP = 96  # pixels a side
 PICTURES = (".jpg", ".jpeg", ".png")
-PLAIN = 1 / 3  # share of crops' side that a crop has at least
+PLAIN = 1 / 2  # share of the shorter side that a crop has at least: smaller ones show no whole object
 
 Items = Sequence[Any]
 
@@ -130,7 +130,7 @@ def _called(name: str, key: str) -> Any:
 
 def _pictures(files: Sequence[Path], key: str) -> Iterator[bytes]:
     for path in files:
-        if path.suffix.lower() in PICTURES:
+        if path.suffix.lower() in PICTURES and path.is_file():
             data = path.read_bytes()
             try:
                 decode(data)

@@ -119,9 +119,9 @@ class _Build:
             if stamp.build_key != self._key or (self._with_profile and stamp.profile not in stamp.files):
                 return None
             stamp.check_files(self._out)
-        except EngineError:
+            return built_from(stamp, self._out)
+        except (EngineError, ValueError, KeyError):  # the last two of a report that was edited
             return None
-        return built_from(stamp, self._out)
 
     def make(self) -> Built:
         """Build, choose and put in place."""

@@ -151,6 +151,8 @@ def check_batching(what: object, session: OnnxSession, feed: Mapping[str, NDArra
     alone = [session.run({name: array[row : row + 1] for name, array in feed.items()}) for row in range(rows)]
     for name, whole in together.items():
         parts = np.concatenate([found[name] for found in alone]).astype(np.float64)
+        if not np.isfinite(parts).all():
+            raise BuildError(f"{what}: output {name} is NaN or infinite on plain random input; allowed: finite outputs")
         scale = max(float(np.abs(parts).max()), 1e-6)
         if whole.shape != parts.shape or not float(np.abs(whole - parts).max()) / scale <= TOLERANCE:
             raise BuildError(f"{what}: output {name} of a batch differs from its items alone: it cannot be batched")

@@ -81,7 +81,8 @@ def swap(scratch: Path, out: Path, stamp: str, names: Collection[str], old: Coll
         os.replace(scratch / name, out / name)
     os.replace(scratch / stamp, out / stamp)
     for name in set(old) - set(names):
-        (out / name).unlink(missing_ok=True)
+        if Path(name).name == name:  # an old stamp may say anything
+            (out / name).unlink(missing_ok=True)
 
 
 def place(scratch: Path, out: Path, names: Iterable[str], stamp: str) -> None:

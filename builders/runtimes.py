@@ -61,7 +61,7 @@ def base_stamp(name: str, model: OnnxModel, exported: Exported, runtime: str, re
         model=name,
         source=model.source,
         source_hash=exported.source_hash,
-        precision="",
+        precision="fp32",
         runtime=runtime,
         file=exported.graph.name,
         feed=exported.feed,

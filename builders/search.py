@@ -18,7 +18,7 @@ from builders.progress import Progress
 from config_gen.spec import Accuracy
 from engines.session import Arrays, OnnxSession
 
-RANKED_ON = 3  # batches: damage differs by orders of magnitude between layers, a few dozen items tell it
+RANKED_ON = 6  # batches: damage differs by orders of magnitude between layers, some dozens of items tell it
 
 
 @dataclass(frozen=True, slots=True)

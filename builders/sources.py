@@ -68,11 +68,16 @@ def exported(model: OnnxModel, tell: Progress, *, force: bool = False) -> Export
 
     def make(scratch: Path) -> dict[str, Any]:
         tell(f"exporting {model.source}", 0, 0)
-        return _from_onnx(model, scratch) if model.source.startswith("onnx:") else _from_torch(model, scratch)
+        made = _from_onnx(model, scratch) if model.source.startswith("onnx:") else _from_torch(model, scratch)
+        if not model.source.startswith("torch:") and source_hash(model) != facts["hash"]:
+            raise BuildError(f"{model.source}: changed while it was read; build again")
+        return made
 
     folder, result = stage("onnx", facts, make, force=force)
     session = OnnxSession(folder / GRAPH)
     feed = TypeAdapter(Feed).validate_python(result["feed"])
+    if feed.kind == "text":
+        _check_texts(session)
     inputs = _as_fed(session.inputs, feed)
     return Exported(folder, facts, facts["hash"], feed, inputs, session.outputs, result["difference"])
 
@@ -119,6 +124,18 @@ def _declared_feed(model: OnnxModel, inputs: Sequence[TensorSpec], scratch: Path
     return Feed("arrays")
 
 
+def _check_texts(session: OnnxSession) -> None:
+    """Raise BuildError unless texts of all lengths fit, and an answer does not depend on those beside it."""
+    for tensor in session.inputs:
+        if len(tensor.shape) != 2 or tensor.shape[1] != -1:
+            raise BuildError(f"{tensor.name}: is {list(tensor.shape)}; allowed for texts: [-1, -1], any length")
+    for tensor in session.outputs:
+        if any(dim < 0 for dim in tensor.shape[1:]):
+            raise BuildError(
+                f"{tensor.name}: is {list(tensor.shape)}; allowed for texts: outputs of one size, as a pooled embedding"
+            )
+
+
 def _as_fed(inputs: Sequence[TensorSpec], feed: Feed) -> tuple[TensorSpec, ...]:
     """Inputs with the dimensions that pictures give them, where a model takes any."""
     if feed.kind != "image":
@@ -159,6 +176,9 @@ def source_hash(model: OnnxModel) -> str:
         if not path.is_file():
             raise BuildError(f"{path}: no such file")
         whole.update(f"{path.name} {digest(path)}\n".encode())
+    if scheme == "torch":  # its weights may come from anywhere
+        for name, tensor in open_network(model.source, model.max_length).module.state_dict().items():
+            whole.update(name.encode() + tensor.numpy().tobytes())
     return whole.hexdigest()
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from config_gen.sections import Lengths, Memory, PositiveFloat, Rate, Section, Targets, checked_source
+from config_gen.sections import Lengths, Memory, Rate, Section, Targets, checked_source
 
 METRIC = r"^(cosine|top1|max_abs_error|[\w.]+:\w+)$"
 CAPABILITY = r"^\d{1,2}\.\d$"
@@ -41,12 +41,16 @@ class Accuracy(Section):
         return self
 
 
+Mean = Annotated[float, Field(ge=-1e6, le=1e6)]
+Deviation = Annotated[float, Field(ge=1e-6, le=1e6)]
+
+
 class Image(Section):
     """How a picture becomes a model's input: `size` pixels square, each channel (value - mean) / std, of 0 to 255."""
 
     size: Annotated[int, Field(strict=True, ge=8, le=4096)]
-    mean: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    std: tuple[PositiveFloat, PositiveFloat, PositiveFloat] = (255.0, 255.0, 255.0)
+    mean: tuple[Mean, Mean, Mean] = (0.0, 0.0, 0.0)
+    std: tuple[Deviation, Deviation, Deviation] = (255.0, 255.0, 255.0)
 
 
 class Engine(Section):
@@ -57,7 +61,7 @@ class Engine(Section):
 
     runtime: Literal["auto", "onnxruntime", "tensorrt", "tensorrt_rtx"] = "auto"
     compute_capability: tuple[Annotated[str, Field(pattern=CAPABILITY)], ...] = ()  # (): of the GPU here
-    workspace: Memory | None = None
+    workspace: Annotated[Memory, Field(le=2**50)] | None = None
     tf32: bool = False
     version_compatible: bool = False
     hardware_compatible: bool = False
@@ -94,7 +98,7 @@ class OnnxModel(Section):
     evaluation: Data = ()
     max_batch_size: Annotated[int, Field(strict=True, ge=1, le=1024)] = 32
     max_length: Annotated[int, Field(strict=True, ge=1, le=131072)] = 256  # tokens of a text; longer ones are cut
-    tokenizer: str | None = None  # tokenizer.json of a source that brings none
+    tokenizer: Annotated[str, Field(min_length=1)] | None = None  # tokenizer.json of a source that brings none
     image: Image | None = None  # of a source that does not say
     engine: Engine = Engine()
     targets: dict[str, Targets] = Field(default_factory=dict)
@@ -106,6 +110,8 @@ class OnnxModel(Section):
             raise ValueError(f"accuracy is missing; precision {self.precision} needs a gate to pass")
         if self.precision != "fp32" and not self.calibration:
             raise ValueError(f"calibration is missing; precision {self.precision} needs data")
+        if self.evaluation and not self.calibration:
+            raise ValueError("calibration is missing; evaluation goes with data that ranges are taken from")
         if set(self.calibration) & set(self.evaluation):
             raise ValueError("evaluation names data of calibration; leave it out to split them")
         if self.tokenizer is not None and self.image is not None:

@@ -14,9 +14,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from engines.cpu import adds_int8_exactly
 from engines.errors import EngineError
@@ -55,13 +55,13 @@ class Stamp:
     model: str
     source: str
     source_hash: str
-    precision: str
-    runtime: str  # onnxruntime, tensorrt or tensorrt_rtx
+    precision: Annotated[str, Field(pattern="^(fp32|fp16|int8)$")]
+    runtime: Annotated[str, Field(pattern="^(onnxruntime|tensorrt|tensorrt_rtx)$")]
     file: str
     feed: Feed
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    max_batch_size: int
+    max_batch_size: Annotated[int, Field(ge=1, le=1024)]
     tools: Mapping[str, str]  # package -> version
     files: Mapping[str, str]  # name -> SHA-256
     rebuild: str  # the command
@@ -109,6 +109,9 @@ class Stamp:
 
     def check_files(self, folder: Path) -> None:
         """Raise EngineError unless the files are those that were built."""
+        for name in filter(None, (self.file, self.tokenizer, self.profile)):
+            if name not in self.files:
+                raise self._refused(folder, f"{name} is not among the files that were built")
         for name, known in self.files.items():
             path = folder / name
             if not path.is_file():
@@ -117,7 +120,7 @@ class Stamp:
                 raise self._refused(folder, f"{name} is not the file that was built")
 
     def _check_tensorrt(self, folder: Path) -> None:
-        built = self.tools[self.runtime]
+        built = self.tools.get(self.runtime, "")
         try:
             here = str(importlib.import_module(self.runtime).__version__)
         except ImportError:

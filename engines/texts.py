@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from engines.errors import EngineError, ItemError
 
+MOST = 2**18  # bytes, far more than any model's tokens; encoding holds up everything else in the process
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
 
 
@@ -32,6 +33,8 @@ class Texts:
 
     def encode(self, item: object) -> list[int]:
         """Token ids of one text, str or UTF-8 bytes. Raises ItemError."""
+        if isinstance(item, str | bytes) and len(item) > MOST:
+            raise ItemError(f"text: {len(item):,} bytes; allowed: at most {MOST:,}")
         if isinstance(item, bytes):
             try:
                 item = item.decode("utf-8")

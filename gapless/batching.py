@@ -6,6 +6,7 @@ session, and what do batches bring through Triton.
 
 from __future__ import annotations
 
+import re
 import shutil
 import statistics
 import tempfile
@@ -27,6 +28,7 @@ from engines.runner import Runner
 from engines.session import OnnxSession, Session, constant_inputs, open_session
 from engines.stamp import Stamp
 from gapless.child import server
+from gapless.errors import UsageError
 from loadtest.pictures import picture
 from loadtest.run import Job, run
 from loadtest.samples import Planned
@@ -120,8 +122,12 @@ def through_triton(bench: Bench, largest: Sequence[int], console: Console) -> di
 def _with_batch(bench: Bench, folder: Path, largest: int) -> Path:
     """A repository with this model alone, whose batches hold at most `largest`."""
     shutil.copytree(bench.folder, folder / bench.name / "1")
-    config = (bench.repository / bench.name / "config.pbtxt").read_text()
-    (folder / bench.name / "config.pbtxt").write_text(f"{config}max_batch_size: {largest}\n")
+    try:
+        config = (bench.repository / bench.name / "config.pbtxt").read_text()
+    except OSError as error:
+        raise UsageError(f"{error.filename}: {error.strerror}; build the model first") from None
+    config = re.sub(r"(?m)^\s*max_batch_size\s*:.*$", "", config)
+    (folder / bench.name / "config.pbtxt").write_text(f"{config}\nmax_batch_size: {largest}\n")
     return folder
 
 

@@ -17,7 +17,9 @@ SHOWN = (1, 8, 16, 32)  # batch sizes
 def show_engine(built: Built, console: Console) -> None:
     """Print the report."""
     state = "up to date" if built.up_to_date else f"built in {built.seconds:.0f} s"
-    console.print(f"[bold]{built.model}[/bold]: {built.source}, {state}, in {built.out}", highlight=False)
+    console.print(
+        f"{built.model}: {built.source}, {state}, in {built.out}", style="bold", highlight=False, markup=False
+    )
     console.print(_table(built))
     for row in built.rows:
         console.print(f"{row.precision} {row.verdict}", highlight=False, markup=False)

@@ -22,7 +22,7 @@ from builders.llm import Built, build_llm
 from config_gen.spec import OnnxModel, SpecError, load
 from decode.executors.model_config import ModelConfig
 from decode.text import Tokenizer
-from engines.served import add_to
+from engines.served import add_to, is_free
 from gapless.build_report import engine_json, show_engine
 from gapless.errors import UsageError
 from gapless.machine import describe
@@ -79,12 +79,17 @@ def build_onnx(
     rebuild = f"gapless build {name} --sla {shlex.quote(str(sla))}"
     if out != REPOSITORY / name / "1":
         rebuild += f" --out {shlex.quote(str(out))}"
+    if not is_free(out):
+        raise UsageError(f"{out}: holds another kind of model; give this one another name than '{name}'")
     with _Bar(Console(stderr=True)) as bar:
         made = build_engine(
             name, model, out, rebuild=rebuild, machine=describe(), profile=profile, force=force, tell=bar
         )
     if out.name.isdigit():  # a version of a model: Triton can load it
-        add_to(out)
+        try:
+            add_to(out)
+        except OSError as error:
+            raise UsageError(f"{error.filename or out}: {error.strerror}; the engine itself is built") from None
     show_engine(made, Console())
     return engine_json(made)
 
