@@ -82,6 +82,8 @@ class Search:
         return self._found(self._quantized(kept), kept, self._on_evaluation(kept))
 
     def _found(self, model: onnx.ModelProto | None, kept: int, score: Score) -> Found:
+        if model is None and not self._ranking:  # who hurts is told also where none can be kept
+            self._ranking = self._rank()
         ranking = tuple(self._ranking)
         return Found(model, self._method, ranking[:kept], len(self._prepared.nodes), score, ranking[:8])
 

@@ -142,7 +142,7 @@ def test_what_cannot_be_asked_is_one_line_and_status_2(built: Any, words: tuple[
         ),
         ({"source": "onnx:none.onnx"}, "none.onnx: no such file"),
         ({"calibration": "none.npz"}, "calibration: none.npz: No such file"),
-        ({"engine": {"runtime": "tensorrt"}}, "engine.runtime: tensorrt builds on the GPU it is for, and none is here"),
+        ({"engine": {"runtime": "tensorrt"}}, "engine.runtime: tensorrt is not installed"),
         ({"engine": {"runtime": "tensorrt_rtx", "compute_capability": ["9.0"]}}, "9.0 is not allowed"),
         ({"accuracy": {"metric": "nowhere:metric", "min": 1}}, "accuracy.metric: nowhere cannot be imported"),
     ],
