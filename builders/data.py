@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from builders.errors import BuildError
-from builders.networks import load_callable
 from builders.source import wheel_files
+from builders.users_code import load_callable, users_code
 from engines.errors import ItemError
 from engines.pictures import decode
 
@@ -118,11 +118,9 @@ def _raw(name: str, kind: str, key: str) -> Iterator[Any]:
 
 def _called(name: str, key: str) -> Any:
     function = load_callable(name, key)
-    try:
+    with users_code(f"{key}: {name}"):
         found = function()
         found = found if isinstance(found, Mapping | str | bytes) or not hasattr(found, "__iter__") else list(found)
-    except Exception as error:  # whatever a user's code raises
-        raise BuildError(f"{key}: {name}: {type(error).__name__}: {error}") from None
     if not isinstance(found, Mapping | list):
         raise BuildError(f"{key}: {name} returned a {type(found).__name__}; allowed: a list, or a mapping of arrays")
     return found

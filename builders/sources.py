@@ -23,6 +23,7 @@ from builders.networks import open_network
 from builders.progress import Progress
 from builders.source import wheel_files
 from builders.stages import stage
+from builders.users_code import users_code
 from config_gen.spec import OnnxModel
 from engines.session import OnnxSession, random_inputs
 from engines.stamp import Feed, TensorSpec, digest
@@ -193,10 +194,8 @@ def _with_external(path: Path) -> list[Path]:
 
 
 def _module(name: str) -> str | None:
-    try:
+    with users_code(f"source: {name} cannot be imported", "; torch:MODULE:FACTORY"):
         spec = importlib.util.find_spec(name)
-    except Exception as error:  # whatever a user's package raises
-        raise BuildError(f"source: {name} cannot be imported ({error}); torch:MODULE:FACTORY") from None
     if spec is None:
         raise BuildError(f"source: there is no module {name}; torch:MODULE:FACTORY")
     return spec.origin
