@@ -38,10 +38,11 @@ class Accuracy(Section):
             raise ValueError(
                 f"metric {self.metric} has the bounds {', '.join(sorted(given)) or 'none'}; allowed: {allowed}"
             )
+        lowest = {"cosine": -1, "top1": 0}.get(self.metric)
         for name in ("min", "worst"):
             bound = getattr(self, name)
-            if self.metric in ("cosine", "top1") and bound is not None and not 0 < bound <= 1:
-                raise ValueError(f"{name} {bound:g} is not allowed for {self.metric}; over 0, up to 1")
+            if lowest is not None and bound is not None and not lowest <= bound <= 1:
+                raise ValueError(f"{name} {bound:g} is not allowed for {self.metric}; {lowest} to 1")
         return self
 
 

@@ -181,7 +181,7 @@ def test_a_stamp_that_was_edited_is_no_stamp(tmp_path: Path, field: str, value: 
         {"image": {"size": 32, "std": [1e-300, 1, 1]}},
         {"accuracy": {"metric": "cosine", "min": 2}},
         {"accuracy": {"metric": "top1", "min": 1.5}},
-        {"accuracy": {"metric": "cosine", "min": 0.9, "worst": -1}},
+        {"accuracy": {"metric": "cosine", "min": 0.9, "worst": -1.5}},
         {"tokenizer": ""},
         {"evaluation": "data.npz"},
         {"engine": {"workspace": "99999999TiB"}},

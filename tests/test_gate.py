@@ -34,7 +34,7 @@ BY_HAND = {
 
 @pytest.mark.parametrize("metric", BY_HAND)
 def test_a_metric_is_what_it_says_of_every_item(metric: str) -> None:
-    bound = {"max": 100.0} if metric == "max_abs_error" else {"min": -1.0}
+    bound = {"max": 100.0} if metric == "max_abs_error" else {"min": 0.0 if metric == "top1" else -1.0}
     score = judge(Accuracy(metric=metric, **bound), WANTED, GOT)
     values = BY_HAND[metric]
     worst = max(values) if metric == "max_abs_error" else min(values)
@@ -71,7 +71,7 @@ def test_a_bound_is_kept_or_named(accuracy: dict[str, Any], complaint: str) -> N
 def test_an_output_that_is_not_a_number_fails_whatever_the_metric_says(metric: str, value: float) -> None:
     bad = [{"y": batch["y"].copy()} for batch in GOT]
     bad[1]["y"][2, 1, 0] = value
-    bound = {"max": 1e9} if metric == "max_abs_error" else {"min": -1.0}
+    bound = {"max": 1e9} if metric == "max_abs_error" else {"min": 0.0 if metric == "top1" else -1.0}
     score = judge(Accuracy(metric=metric, **bound), WANTED, bad)
     assert not score.passed and score.reason == "an output is NaN or infinite"
     assert score.mean is score.worst is None
@@ -81,7 +81,7 @@ def test_an_output_that_is_not_a_number_fails_whatever_the_metric_says(metric: s
 def test_a_reference_that_is_not_a_number_fails_too(metric: str) -> None:
     bad = [{"y": batch["y"].copy()} for batch in WANTED]
     bad[0]["y"][0, 0, 0] = np.nan
-    bound = {"max": 1e9} if metric == "max_abs_error" else {"min": -1.0}
+    bound = {"max": 1e9} if metric == "max_abs_error" else {"min": 0.0 if metric == "top1" else -1.0}
     score = judge(Accuracy(metric=metric, **bound), bad, GOT)
     assert score.reason == "an output in fp32 is NaN or infinite" and score.mean is None
 
