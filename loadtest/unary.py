@@ -5,6 +5,7 @@ Must not know schedules, targets or locust.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ from loadtest.pictures import picture
 from loadtest.samples import POOL, Planned
 
 FREE = 8  # of a dimension that may have any size
+SETTLED = 0.05  # s
 UNAVAILABLE = str(grpc.StatusCode.UNAVAILABLE)
 
 Inputs = Callable[[Planned], list[triton.InferInput]]
@@ -59,9 +61,11 @@ async def ask(
     try:
         await client.infer(request.model, inputs, request_id=request.id, parameters={"tier": request.tier})
     except InferenceServerException as error:
-        connected = client._channel.get_state() is grpc.ChannelConnectivity.READY  # the client has no word for it
-        refused = error.status() == UNAVAILABLE and connected
-        answer.fail(clock(), "rejected" if refused else "failed", str(error.message()))
+        ended, refused = clock(), False
+        if error.status() == UNAVAILABLE:
+            await asyncio.sleep(SETTLED)  # the channel hears of its own end a little later than the call
+            refused = client._channel.get_state() is grpc.ChannelConnectivity.READY  # the client has no word for it
+        answer.fail(ended, "rejected" if refused else "failed", str(error.message()))
     else:
         answer.arrive(clock())
 

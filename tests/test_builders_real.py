@@ -25,6 +25,7 @@ from builders.data import digest_of
 from builders.engine import _Build
 from builders.networks import open_network
 from builders.precisions import Candidate
+from builders.progress import quiet
 from builders.runtimes import optimization_profiles
 from builders.source import resolve
 from config_gen.spec import OnnxModel, load
@@ -41,7 +42,7 @@ class Real:
         declared = SPEC.models[name]
         assert isinstance(declared, OnnxModel)
         self.model = declared
-        self.build = _Build(name, declared, out, "", lambda what, done, total: None, False)
+        self.build = _Build(name, declared, out, "", "", False, quiet, False)
         self.exported = self.build._exported
         self.calibration, self.evaluation = self.build._precisions._items
         self.candidates = {name: self.build._precisions.candidate(name) for name in (*PRECISIONS, "fp32")}

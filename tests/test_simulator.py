@@ -349,7 +349,8 @@ def test_the_same_words_give_the_same_result(tmp_path: Path) -> None:
         (["--law", LAW, "--option", "max_model_len=99999"], "max_model_len: 99999 is not allowed; the model was made"),
         (["--law", LAW, "--duration", "1ns"], "--duration: no request falls into 1e-09 s at these rates"),
         (["--law", LAW, "--json", "no/such/file"], "--json: no/such/file: No such file or directory"),
-        (["--law", LAW, "--model", "embed"], "--model: 'embed' is not in the file; it declares chat"),
+        (["--law", LAW, "--model", "nemo"], "--model: 'nemo' is not in the file; it declares chat, embed, classify"),
+        (["--law", LAW, "--model", "embed"], "models.embed.kind: 'onnx' has no tokens to schedule"),
     ],
 )
 def test_bad_input_is_one_line_and_ends_with_2(words: list[str | Path], told: str) -> None:
