@@ -178,9 +178,13 @@ def table(results: Mapping[str, Any]) -> Table:
     for name in ("", "median", "runs", "asked", ""):
         shown.add_column(name)
     for found in results["rows"]:
-        runs = ", ".join(f"{value:.3g}" for value in found["runs"])
+        runs = ", ".join(_shown(value) for value in found["runs"])
         least, most = found["least"], found["most"]
         bar = f"at least {least:g}" if least is not None else f"at most {most:g}" if most is not None else ""
         held = {True: "held", False: "MISSED", None: ""}[found["held"]]
-        shown.add_row(found["what"], f"{found['median']:.3g}", runs, bar, held)
+        shown.add_row(found["what"], _shown(found["median"]), runs, bar, held)
     return shown
+
+
+def _shown(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
