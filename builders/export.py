@@ -11,7 +11,7 @@ import io
 import logging
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ def export(network: Network, path: Path, max_batch: int) -> float:
 
 
 @contextlib.contextmanager
-def _silence() -> Any:
+def _silence() -> Iterator[None]:
     """The exporter tells its progress and the state of optional packages on every channel there is."""
     noisy = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in noisy]

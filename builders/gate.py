@@ -5,7 +5,7 @@ Must not know how an engine was made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,7 +73,7 @@ def damage(reference: Outputs, candidate: Outputs) -> float:
     return error / max(size, 1e-30)
 
 
-def _pairs(reference: Outputs, candidate: Outputs) -> Any:
+def _pairs(reference: Outputs, candidate: Outputs) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
     for wanted, got in zip(reference, candidate, strict=True):
         for name, array in wanted.items():
             yield array.astype(np.float64), got[name].astype(np.float64)

@@ -25,7 +25,7 @@ from builders.stages import stage
 from config_gen.spec import Accuracy, OnnxModel
 from engines.cpu import adds_int8_exactly
 from engines.runner import Preparation
-from engines.session import Arrays, OnnxSession
+from engines.session import Arrays, OnnxSession, Session
 
 TYPED, SERVED = "typed.onnx", "served.onnx"  # for TensorRT; for onnxruntime
 BATCH = 8  # items of a batch of data, at most
@@ -101,7 +101,7 @@ class Precisions:
         score = Score(**result["score"])
         return Candidate(precision, folder / TYPED, folder / SERVED, score, tuple(result["notes"]), facts)
 
-    def judged(self, session: Any) -> Score:
+    def judged(self, session: Session) -> Score:
         """What the gate says of an engine that computes here."""
         feeds, wanted = self._data()[1]
         return judge(self._promise, wanted, outputs_of(session, feeds))

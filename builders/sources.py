@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+from google.protobuf.message import DecodeError
 from pydantic import TypeAdapter
 
 from builders.errors import BuildError
@@ -187,7 +188,7 @@ def _with_external(path: Path) -> list[Path]:
     """An ONNX file and the files beside it that hold its weights; a damaged one alone, which is told of later."""
     try:
         constants = onnx.load(path, load_external_data=False).graph.initializer
-    except Exception:  # of a file that is none
+    except (OSError, DecodeError):
         return [path]
     entries = [entry for constant in constants for entry in constant.external_data]
     return [path, *(path.parent / name for name in sorted({e.value for e in entries if e.key == "location"}))]

@@ -8,6 +8,7 @@ An item that cannot be prepared fails alone. Must not know Triton.
 from __future__ import annotations
 
 import io
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -69,7 +70,7 @@ def warm_up(stamp: Stamp, session: Session) -> None:
                 session.run(constant_inputs(stamp.inputs, rows, length))
 
 
-class Preparation:
+class Preparation(ABC):
     """Items of one kind to inputs."""
 
     measures_length = False  # of what `one` returns: its length is that of the input
@@ -87,16 +88,17 @@ class Preparation:
                 found.append(error)
         return found
 
+    @abstractmethod
     def one(self, item: object) -> Any:
-        raise NotImplementedError
+        """What can be batched of one item. Raises ItemError."""
 
+    @abstractmethod
     def example(self) -> object:
         """An item to warm up with."""
-        raise NotImplementedError
 
+    @abstractmethod
     def batch(self, items: Sequence[Any]) -> dict[str, NDArray[Any]]:
         """Inputs of a whole batch, padded to its bucket. Raises EngineError when there are too many."""
-        raise NotImplementedError
 
     def groups(self, items: Sequence[Any]) -> list[list[int]]:
         """Positions of items that are computed together: all of them, unless several runs cost less."""
@@ -154,7 +156,14 @@ class PicturePreparation(Preparation):
             self._pictures = Pictures(stamp.feed)
 
     def __call__(self, items: Sequence[object]) -> list[Any]:
+        """All at once: they are decoded by several threads."""
         return list(self._pictures.prepare(items))
+
+    def one(self, item: object) -> Any:
+        [prepared] = self([item])
+        if isinstance(prepared, ItemError):
+            raise prepared
+        return prepared
 
     def example(self) -> bytes:
         data = io.BytesIO()
