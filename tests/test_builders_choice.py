@@ -7,7 +7,7 @@ from typing import Any
 
 import onnx
 import pytest
-from builder_models import build, small_int8, snapshot, whole
+from builder_models import build, snapshot, whole
 from onnx import TensorProto
 
 from builders import engine as under_test
@@ -16,22 +16,7 @@ from builders.errors import BuildError
 from builders.latency import Latency
 from engines.stamp import Stamp
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "gapless" / "builds"
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Latency is measured as ever, but for a moment only."""
-    monkeypatch.setattr("builders.latency.measure.__defaults__", (lambda what, done, total: None, 0.0))
-
-
-@pytest.fixture
-def sources(tmp_path: Path) -> dict[str, Any]:
-    return small_int8(tmp_path)
+pytestmark = pytest.mark.usefixtures("cache", "quick")
 
 
 def rated(**rates: float) -> Any:

@@ -14,29 +14,14 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from builder_models import build, small_int8, snapshot, whole
+from builder_models import build, snapshot, whole
 
 from builders import int8, stages
 from builders.report import Built
 from engines.runner import Runner
 from engines.stamp import FILE, Stamp
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "gapless" / "builds"
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Latency is measured as ever, but for a moment only."""
-    monkeypatch.setattr("builders.latency.measure.__defaults__", (lambda what, done, total: None, 0.0))
-
-
-@pytest.fixture
-def sources(tmp_path: Path) -> dict[str, Any]:
-    return small_int8(tmp_path)
+pytestmark = pytest.mark.usefixtures("cache", "quick")
 
 
 def test_an_engine_computes_what_its_source_does(sources: dict[str, Any], tmp_path: Path) -> None:

@@ -11,28 +11,13 @@ import numpy as np
 import onnx
 import pytest
 import tiny_models
-from builder_models import build, small_int8, snapshot
+from builder_models import build, snapshot
 from onnx import helper
 
 from builders import placing
 from builders.errors import BuildError
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "gapless" / "builds"
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Latency is measured as ever, but for a moment only."""
-    monkeypatch.setattr("builders.latency.measure.__defaults__", (lambda what, done, total: None, 0.0))
-
-
-@pytest.fixture
-def sources(tmp_path: Path) -> dict[str, Any]:
-    return small_int8(tmp_path)
+pytestmark = pytest.mark.usefixtures("cache", "quick")
 
 
 def test_a_full_disk_is_told_and_leaves_the_old_engine(
