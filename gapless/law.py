@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
+from config_gen.percentiles import percentile
 from decode import bench
 from decode.assembly import KV_BYTES, engine_config
 from decode.config import EngineConfig
@@ -20,7 +21,6 @@ from decode.simulator import simulate
 from decode.workload import Workload
 from gapless.errors import UsageError
 from gapless.machine import describe
-from loadtest.percentiles import percentile
 
 
 def write(

@@ -13,13 +13,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from config_gen.percentiles import percentile
 from decode import bench
 from decode.assembly import build_executor, engine_config
 from decode.executors.model_config import ModelConfig
 from decode.options import ServiceOptions
 from decode.workload import Workload
 from gapless.child import server
-from loadtest.percentiles import percentile
 from loadtest.run import Job, run
 from loadtest.samples import Planned, Sample
 

@@ -14,6 +14,7 @@ from functools import cache
 from itertools import accumulate
 from typing import Any, overload
 
+from config_gen.arrivals import Arrival, arrivals
 from config_gen.spec import LlmModel
 from decode.config import EngineConfig
 from decode.executors.cost_model import Law
@@ -21,7 +22,6 @@ from decode.outcome import GAP, Outcome, TierRecord
 from decode.simulator import Timed, simulate
 from decode.types import Request, SamplingParams
 from loadtest import report, verdict
-from loadtest.arrivals import Arrival, arrivals
 from loadtest.run import LoadtestError
 
 

@@ -12,7 +12,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from loadtest.percentiles import percentile
+from config_gen.percentiles import percentile
 from loadtest.samples import Planned, Sample, read
 
 P99 = Fraction(99, 100)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
+from config_gen.percentiles import percentile, samples_needed
 from config_gen.quantity import show_duration, show_percentile
 from config_gen.spec import Targets
-from loadtest.percentiles import percentile, samples_needed
 from loadtest.run import Client
 from loadtest.samples import Sample
 

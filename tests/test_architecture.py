@@ -22,12 +22,18 @@ _thread asyncio concurrent datetime importlib io logging multiprocessing os path
 signal socket subprocess tempfile threading time uuid
 """
 IMPURE = set(IMPURE_NAMES.split())
-SPEC = {"config_gen.spec", "config_gen.quantity"}  # the SLA file as read, and the units it is written in
+# The SLA file as read, the units it is written in, who arrives when by it, and how a percentile is taken.
+SPEC = {"config_gen.spec", "config_gen.quantity", "config_gen.arrivals", "config_gen.percentiles"}
+# The production scheduler on a virtual clock, and what a step costs there: pure, too.
+SIMULATION_NAMES = "clock config driver engine options outcome plan simulator types warm_up"
+SIMULATION = {f"decode.{name}" for name in SIMULATION_NAMES.split()} | {
+    f"decode.executors.{name}" for name in ("cost_model", "gpu_cost", "gpu_table", "model_config")
+}
 ROOMS = ("builders", "config_gen", "decode", "engines", "gapless", "loadtest", "model_repository", "observe")
 # What a room may import of other rooms: whole rooms by name, single modules by their dotted name.
 MAY_IMPORT: dict[str, set[str]] = {
     "builders": SPEC | {"engines"},  # a builder measures what will run
-    "config_gen": CORE,
+    "config_gen": CORE | SIMULATION,
     "decode": set(),
     "engines": set(),
     "gapless": {"builders", "config_gen", "decode", "engines", "loadtest", "observe"},

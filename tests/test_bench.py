@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from config_gen.percentiles import percentile
 from decode.bench import arrivals, measure, scheduling, summary
 from decode.config import EngineConfig
 from decode.executors.cost_model import Measured
@@ -18,7 +19,6 @@ from decode.executors.scripted import ScriptedExecutor
 from decode.workload import Workload, WorkloadError
 from gapless.commands.bench import _numbers
 from gapless.errors import UsageError
-from loadtest.percentiles import percentile
 
 
 def written(path: Path, rows: list[dict[str, Any]]) -> Path:

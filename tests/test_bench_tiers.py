@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import typer
 
+from config_gen.arrivals import lognormal
 from config_gen.spec import Lengths, load
 from gapless import tiers, tiers_load
 from gapless.commands import bench_tiers
 from gapless.tiers_predicted import errors
 from gapless.tiers_report import Bar, bars, lines, predictions, quiet, ratio
-from loadtest.arrivals import lognormal
 from loadtest.run import LoadtestError
 from loadtest.samples import Sample
 

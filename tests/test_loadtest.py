@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from config_gen.arrivals import lognormal
+from config_gen.percentiles import percentile, samples_needed
 from config_gen.spec import Lengths, LlmModel, LlmTraffic, Targets
 from loadtest import samples
-from loadtest.arrivals import lognormal
 from loadtest.capacity import served_requests
-from loadtest.percentiles import percentile, samples_needed
 from loadtest.prompts import by_words
 from loadtest.report import ModelReport, Report, as_json, show
 from loadtest.run import Client

@@ -15,9 +15,9 @@ from PIL import Image
 from sla_files import CHAT, CLASSIFY, EMBED, spec
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from config_gen.arrivals import lognormal
 from gapless.parts import pick_parts
 from loadtest import unary
-from loadtest.arrivals import lognormal
 from loadtest.pictures import picture
 from loadtest.prompts import by_tokenizer
 from loadtest.run import Client

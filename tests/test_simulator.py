@@ -15,6 +15,7 @@ from statistics import mean
 
 import pytest
 
+from config_gen.arrivals import arrivals
 from config_gen.spec import LlmModel, LlmTraffic, load
 from decode.clock import VirtualClock
 from decode.config import EngineConfig, TierConfig
@@ -29,7 +30,6 @@ from decode.types import Request, SamplingParams
 from decode.warm_up import ROUNDS, warm_up
 from gapless.simulation import Counted, Load, requests, summarize
 from gapless.simulation import run as run_load
-from loadtest.arrivals import arrivals
 from loadtest.prompts import by_words
 from loadtest.samples import Sample
 from loadtest.schedule import Part, schedule

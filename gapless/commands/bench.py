@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from config_gen.percentiles import percentile
 from decode import accuracy_gate, bench
 from decode.assembly import build_executor, engine_config
 from decode.config import Mode
@@ -28,7 +29,6 @@ from gapless.commands.bench_tiers import choices
 from gapless.errors import UsageError
 from gapless.machine import describe
 from gapless.results import check_outputs, write_json
-from loadtest.percentiles import percentile
 
 app = typer.Typer(no_args_is_help=True, help="Measure the engine on this machine.")
 app.command("tiers")(bench_tiers.run)

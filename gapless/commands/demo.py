@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from config_gen.percentiles import samples_needed
 from config_gen.spec import LlmModel, Spec, SpecError, load
 from gapless.child import server
 from gapless.commands.build import build, build_onnx
@@ -23,7 +24,6 @@ from gapless.parts import REPOSITORY, loaded, pick_parts
 from gapless.results import check_outputs
 from gapless.signals import leave_like_an_exception
 from loadtest import capacity
-from loadtest.percentiles import samples_needed
 from loadtest.schedule import Part, schedule
 
 BURST = 12 * 10**9  # ns of the capacity measurement
