@@ -62,9 +62,10 @@ class ModelPlan:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """One promise: `target` and `predicted` in ns at percentile `q`; infinite where requests are refused.
+    """One promise: `target`, `predicted` at the declared rates and `stressed` at those plus the headroom.
 
-    `binding` says in a few words what would have to change for it to be lower.
+    In ns at percentile `q`; infinite where requests are refused or the device cannot keep up. `binding` says in a few
+    words what most of the time goes to.
     """
 
     model: str
@@ -73,7 +74,12 @@ class Prediction:
     q: Fraction
     target: int
     predicted: float
+    stressed: float
     binding: str
+
+    @property
+    def held(self) -> bool:
+        return max(self.predicted, self.stressed) <= self.target
 
     @property
     def margin(self) -> float:
@@ -93,4 +99,4 @@ class Plan:
 
     @property
     def held(self) -> bool:
-        return all(found.predicted <= found.target for found in self.predictions)
+        return all(found.held for found in self.predictions)

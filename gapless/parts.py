@@ -6,11 +6,12 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from config_gen.arrivals import chance
 from config_gen.spec import LlmModel, OnnxModel, Spec, SpecError
 from engines.stamp import FILE, Stamp
 from gapless.errors import UsageError
 from loadtest import prompts
-from loadtest.schedule import Part, chance
+from loadtest.schedule import Part
 
 REPOSITORY = Path("model_repository")
 

@@ -42,6 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "observe": SPEC,
 }
 EXTRA = {
+    ("config_gen.unary_search", "engines.grouping"),  # how a batch is computed, by the very code that does it
     ("decode.triton_io", "observe.metrics"),  # the declarations of the metrics that it sets
     ("engines.triton_io", "decode.supervision"),  # one line to the launcher for all models
     ("engines.served.model", "decode.stub"),  # one check of the stub for all models

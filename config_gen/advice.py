@@ -1,0 +1,88 @@
+"""What would do where no plan keeps every promise: a looser target, fewer requests, smaller weights, more hardware.
+
+Each line was tried by the same planner; none is a guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import ceil, isinf, log10
+
+from config_gen.facts import Facts, LlmFacts
+from config_gen.plan import Prediction
+from config_gen.promises import margin
+from config_gen.quantity import show_duration, show_percentile
+from config_gen.settling import Choice, Group
+from config_gen.spec import Spec
+
+RATES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
+
+
+Holds = Callable[[Spec, Mapping[str, Facts]], bool]  # whether some plan keeps every target
+
+
+def advise(
+    spec: Spec,
+    facts: Mapping[str, Facts],
+    cores: int,
+    predictions: Sequence[Prediction],
+    groups: Sequence[tuple[Group, Mapping[str, Choice]]],
+    holds: Holds,
+) -> tuple[str, ...]:
+    """Lines, the cheapest change first. `predictions` and `groups` are those of the nearest plan."""
+    return (
+        *_looser(predictions),
+        *_slower(groups, 1 + spec.headroom),
+        *_smaller(spec, facts, holds),
+        *_more(spec, facts, cores, holds),
+    )
+
+
+def _looser(predictions: Sequence[Prediction]) -> Iterator[str]:
+    for missed in predictions:
+        worst = max(missed.predicted, missed.stressed)
+        if not missed.held and not isinf(worst):
+            path = f"models.{missed.model}.targets.{missed.tier}.{missed.metric}"
+            yield (
+                f"{path}: a target of {show_duration(_rounded_up(worst))} at {show_percentile(missed.q)}, not "
+                f"{show_duration(missed.target)}, is kept by this plan"
+            )
+
+
+def _rounded_up(ns: float) -> float:
+    """To two digits, upward."""
+    step = 10 ** (int(log10(ns)) - 1)
+    return ceil(ns / step) * step
+
+
+def _slower(groups: Sequence[tuple[Group, Mapping[str, Choice]]], headroom: float) -> Iterator[str]:
+    """The largest of RATES at which these settings keep everything."""
+    for rate in RATES:
+        seen = [(group, group.observe(choices, rate * headroom, 0.5)) for group, choices in groups]
+        if all(margin(group.models, found) >= 0 for group, found in seen):
+            yield f"{rate:.0%} of the declared rates are served within all targets by this plan"
+            return
+
+
+def _smaller(spec: Spec, facts: Mapping[str, Facts], holds: Holds) -> Iterator[str]:
+    """Weights of fewer bits, where what they cost is known; one model at a time."""
+    for name, known in facts.items():
+        for precision, other in known.smaller.items():
+            if holds(spec, {**facts, name: other}):
+                key = "weights" if isinstance(known, LlmFacts) else "precision"
+                yield f"models.{name}.{key}: {precision} keeps every target"
+
+
+def _more(spec: Spec, facts: Mapping[str, Facts], cores: int, holds: Holds) -> Iterator[str]:
+    """One card more, or twice the cores."""
+    hardware = spec.hardware
+    if hardware.gpus and any(known.on_gpu for known in facts.values()):
+        first = hardware.gpus[0]
+        more = first.model_copy(update={"count": first.count + 1})
+        told = f"one more {first.type}"
+        changed = hardware.model_copy(update={"gpus": (more, *hardware.gpus[1:])})
+    else:
+        told = f"{2 * cores} cores, not {cores},"
+        changed = hardware.model_copy(update={"cores": 2 * cores})
+    if holds(spec.model_copy(update={"hardware": changed}), facts):
+        yield f"hardware: {told} keeps every target"

@@ -1,0 +1,57 @@
+"""What each promise gets from chosen settings, at the declared rates and with headroom, and what its time goes to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import isinf
+
+from config_gen.plan import Prediction
+from config_gen.promises import BUSY, Promise, promises
+from config_gen.quantity import show_duration
+from config_gen.serving import Observed
+from config_gen.settling import Choice, Group
+
+QUIET = 0.02  # times the declared rates: a request meets no other
+EFFORT = 0.34
+
+
+def predict(group: Group, choices: Mapping[str, Choice], scale: float) -> Iterator[Prediction]:
+    """One prediction for each promise of the group's models."""
+    declared, stressed = group.observe(choices, 1.0), group.observe(choices, scale)
+    quiet = group.observe(choices, QUIET, EFFORT)
+    several = len(choices) > 1
+    alone = {name: Group({name: group.searches[name]}, group.devices, scale) for name in choices} if several else {}
+    seen_alone = {name: one.observe({name: choices[name]}, 1.0, EFFORT) for name, one in alone.items()}
+    for promise in promises(group.models):
+        found = _at(declared, promise)
+        yield Prediction(
+            promise.model,
+            promise.tier,
+            promise.metric,
+            promise.q,
+            promise.target,
+            found,
+            _at(stressed, promise),
+            _binding(promise, found, _at(quiet, promise), _at(seen_alone.get(promise.model, declared), promise)),
+        )
+
+
+def _at(seen: Observed, promise: Promise) -> float:
+    """Infinite where a device cannot keep up: the longer the load, the later the answers."""
+    found = seen.at(promise.model, promise.tier, promise.metric, promise.q)
+    if found is None:
+        return 0.0
+    return float("inf") if max(seen.busy.values(), default=0) > BUSY else found
+
+
+def _binding(promise: Promise, together: float, quiet: float, alone: float) -> str:
+    """The largest part of the time, with its number."""
+    if isinf(together):
+        return "the device cannot keep up, or requests are refused"
+    parts = {
+        "computing": quiet,
+        "waiting for others of its model": max(0.0, alone - quiet),
+        "waiting for other models": max(0.0, together - max(alone, quiet)),
+    }
+    largest = max(parts, key=lambda part: parts[part])
+    return f"{largest}: {show_duration(parts[largest])} of {show_duration(together)}"

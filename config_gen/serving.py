@@ -1,0 +1,206 @@
+"""All models of a file together on one virtual clock: batchers, decode loops and the devices that they share.
+
+Batchable models go through the simulated dynamic batcher, LLMs through the scheduler that serves. Must not know how
+settings are chosen.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from config_gen.arrivals import Arrival, arrivals, unary_arrivals
+from config_gen.batcher import Arrived, Batcher
+from config_gen.batching import Batching
+from config_gen.device import Shared
+from config_gen.events import Events
+from config_gen.llm_load import requests
+from config_gen.llm_server import LlmServer
+from config_gen.percentiles import Counted, percentile
+from config_gen.spec import LlmModel, OnnxModel
+from decode.config import EngineConfig
+from decode.executors.cost_model import Law
+from decode.outcome import GAP
+from decode.simulator import Recorder
+
+HOST = "host"
+
+
+@dataclass(frozen=True)
+class Unary:
+    """A batchable model as it is served. `cost` is ns of work of a batch on one instance, which is `width` wide.
+
+    `around` ns of each request are spent outside of it; a share `repeats` is answered from the cache in that time.
+    """
+
+    name: str
+    model: OnnxModel
+    chance: str
+    devices: tuple[str, ...]
+    width: float
+    batching: Batching
+    cost: Callable[[Sequence[Arrived]], float]
+    levels: Mapping[str, int]  # of tiers
+    around: int = 0
+    repeats: float = 0.0
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """An LLM as it is served, an engine on each device; requests are dealt to them in turn."""
+
+    name: str
+    model: LlmModel
+    chance: str
+    devices: tuple[str, ...]
+    width: float
+    config: EngineConfig
+    law: Law
+    around: int = 0
+
+
+Served = Unary | Decoding
+
+
+@dataclass(frozen=True)
+class Load:
+    """`duration` ns of declared traffic at `scale` times its rates. `seed` fixes who arrives when."""
+
+    duration: int
+    scale: float = 1.0
+    seed: int = 0
+
+
+@dataclass
+class Observed:
+    """What came of a load: latencies in ns of every model, tier and metric (infinite: refused), how busy devices were.
+
+    `pages` is the largest share of KV pages in use of each LLM, `preemptions` how often it evicted.
+    """
+
+    latencies: dict[tuple[str, str, str], Sequence[float]] = field(default_factory=dict)
+    busy: dict[str, float] = field(default_factory=dict)
+    pages: dict[str, float] = field(default_factory=dict)
+    preemptions: dict[str, int] = field(default_factory=dict)
+
+    def at(self, model: str, tier: str, metric: str, q: Fraction) -> float | None:
+        """The percentile, or None where nothing was sent."""
+        found = self.latencies.get((model, tier, metric))
+        return percentile(found, q) if found else None
+
+
+class Run:
+    """One simulation."""
+
+    def __init__(self, served: Sequence[Served], devices: Mapping[str, tuple[float, float]], load: Load) -> None:
+        """`devices`: capacity of each, and the ns of a switch between processes on it."""
+        self._events, self._load = Events(), load
+        self._devices = {name: Shared(self._events, *shape) for name, shape in devices.items()}
+        self._unary: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+        self._recorders: dict[str, Recorder] = {}
+        self._engines: dict[str, list[LlmServer]] = {}
+        self._around = {one.name: one.around for one in served}
+        for one in served:
+            if isinstance(one, Unary):
+                self._add_unary(one)
+            else:
+                self._add_decoding(one)
+
+    def observe(self) -> Observed:
+        """Run to the end of the last request."""
+        self._events.run()
+        found = Observed()
+        for key, latencies in self._unary.items():
+            found.latencies[key] = sorted(latencies)
+        for name, recorder in self._recorders.items():
+            around = self._around[name]
+            for tier, record in recorder.tiers.items():
+                found.latencies[name, tier, "ttft"] = sorted(value + around for value in record.ttft)
+                found.latencies[name, tier, "e2e"] = sorted(value + around for value in record.e2e)
+                found.latencies[name, tier, "itl"] = Counted(record.gaps, GAP)
+            engines = self._engines[name]
+            found.pages[name] = max(engine.pages_peak for engine in engines)
+            found.preemptions[name] = sum(engine.engine.stats().preemptions for engine in engines)
+        span = max(1, self._events.now)
+        for name, device in self._devices.items():
+            found.busy[name] = device.busy / (span * device.capacity)
+        return found
+
+    def _feed(self, drawn: Iterator[Arrival], take: Callable[[Arrival], None]) -> None:
+        """Hand out arrivals at their time; the next is drawn when the last was handed out."""
+
+        def arrive(arrival: Arrival) -> None:
+            take(arrival)
+            following()
+
+        def following() -> None:
+            arrival = next(drawn, None)
+            if arrival is not None:
+                self._events.at(arrival.at, lambda: arrive(arrival))
+
+        following()
+
+    def _add_unary(self, one: Unary) -> None:
+        model, load, events = one.model, self._load, self._events
+
+        def ended(request: Arrived, moment: int, reason: str) -> None:
+            taken = float("inf") if reason else moment - request.at + one.around
+            self._unary[one.name, str(request.tag), "e2e"].append(taken)
+
+        batchers = [
+            Batcher(events, one.batching, self._devices[name].place(one.width), one.cost, ended) for name in one.devices
+        ]
+        dealt = 0
+
+        def take(arrival: Arrival) -> None:
+            nonlocal dealt
+            if one.repeats and _repeated(arrival.number, one.repeats):
+                self._unary[one.name, arrival.tier, "e2e"].append(one.around)
+                return
+            request = Arrived(events.now, one.levels[arrival.tier], 1, arrival.own, arrival.tier)
+            batchers[dealt % len(batchers)].submit(request)
+            dealt += 1
+
+        drawn = unary_arrivals(model.traffic, load.duration, load.scale, load.seed, model.max_length, one.chance)
+        self._feed(drawn, take)
+
+    def _add_decoding(self, one: Decoding) -> None:
+        model, load, events = one.model, self._load, self._events
+        tiers = [tier.name for tier in one.config.tiers]
+        recorder = self._recorders[one.name] = Recorder(tiers, load.duration)
+        engines = self._engines[one.name] = [
+            LlmServer(events, self._devices[name].place(one.width), one.config, one.law, recorder)
+            for name in one.devices
+        ]
+        length = one.config.max_model_len
+        drawn = arrivals(model.traffic, load.duration, load.scale, load.seed, length, one.chance)
+        timed = requests(drawn, tiers)
+        dealt = 0
+
+        def following() -> None:
+            nonlocal dealt
+            at, request = next(timed, (0, None))
+            if request is None:
+                return
+            engine = engines[dealt % len(engines)]
+            dealt += 1
+
+            def arrive() -> None:
+                engine.submit(request)
+                following()
+
+            events.at(at, arrive)
+
+        following()
+
+
+def _repeated(number: int, share: float) -> bool:
+    """Whether the request with this number asks what was asked before: evenly spread, the same ones every time."""
+    return int((number + 1) * share) > int(number * share)
+
+
+def run(served: Sequence[Served], devices: Mapping[str, tuple[float, float]], load: Load) -> Observed:
+    """Simulate; see Run and Observed."""
+    return Run(served, devices, load).observe()
