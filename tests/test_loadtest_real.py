@@ -16,10 +16,10 @@ from random import Random
 import psutil
 import pytest
 
+from config_gen.llm_options import options
 from config_gen.spec import parse
 from gapless.child import ChildError, server
 from gapless.commands.demo import LOG, REPOSITORY
-from gapless.limits import options
 from loadtest import capacity, run
 from loadtest.prompts import by_tokenizer
 from loadtest.samples import Planned

@@ -9,6 +9,7 @@ from typing import Annotated, Any, get_args
 import typer
 from rich.console import Console
 
+from config_gen.llm_options import options
 from config_gen.spec import Targets
 from config_gen.spec import load as read_spec
 from decode.config import Policy
@@ -16,7 +17,6 @@ from decode.executors.model_config import Precision
 from gapless import tiers, tiers_load
 from gapless.commands.loadtest import duration_option
 from gapless.errors import UsageError
-from gapless.limits import options
 from gapless.machine import describe
 from gapless.parts import find_prompts, pick_llm
 from gapless.results import check_outputs, write_json

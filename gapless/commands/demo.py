@@ -14,12 +14,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from config_gen.llm_options import options
 from config_gen.percentiles import samples_needed
 from config_gen.spec import LlmModel, Spec, SpecError, load
 from gapless.child import server
 from gapless.commands.build import build, build_onnx
 from gapless.commands.loadtest import duration_option, load_models, progress_bar, tell
-from gapless.limits import options
 from gapless.parts import REPOSITORY, loaded, pick_parts
 from gapless.results import check_outputs
 from gapless.signals import leave_like_an_exception

@@ -13,10 +13,10 @@ from typing import Annotated
 
 import typer
 
+from config_gen.llm_options import options as declared_options
 from config_gen.spec import LlmModel, load
 from decode.options import ServiceOptions
 from gapless.errors import UsageError
-from gapless.limits import options as declared_options
 from gapless.results import check_outputs
 from gapless.supervisor import Launcher, Plan
 from gapless.triton_http import pick_port, port_is_free

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from config_gen.arrivals import chance
+from config_gen.llm_options import options
 from config_gen.spec import LlmModel, Spec, load
 from decode.config import EngineConfig, Policy, pages_in
 from decode.executors.cost_model import Law, Measured
@@ -24,7 +25,6 @@ from gapless import rounds as case
 from gapless import simulation
 from gapless.commands.loadtest import duration_option
 from gapless.errors import UsageError
-from gapless.limits import options
 from gapless.parts import REPOSITORY, pick_llm
 from gapless.results import check_outputs, write_json
 from loadtest import report

@@ -1,4 +1,4 @@
-"""The limits of an SLA file in the words of a served model's options. Must not know engines or commands."""
+"""The limits of an SLA file in the words of a served LLM's options. Must not know how a plan chooses the others."""
 
 from __future__ import annotations
 
