@@ -79,7 +79,7 @@ class LlmSearch:
         self._tried: dict[tuple[int, int, int], LlmCandidate] = {}
 
     def candidates(self) -> list[LlmCandidate]:
-        """The best of each budget and number of sequences looked at, best margin first, each with the pages it needs."""
+        """The best of each budget and number of sequences looked at, best margin first; that one with few pages."""
         kv = self._most_memory()
         seqs = self.model.max_num_seqs or FIRST_SEQS
         budgets = [self.model.max_num_batched_tokens] if self.model.max_num_batched_tokens else BUDGETS

@@ -208,7 +208,16 @@ def _advice(planner: Planner, nearest: Attempt, corrections: Mapping[str, Correc
 def _models(planner: Planner, attempt: Attempt) -> tuple[ModelPlan, ...]:
     spec, shared = planner.spec, _sharing(attempt.seats, attempt.choices)
     return tuple(
-        model_plan(spec, name, planner.facts[name], choice, attempt.seats[name], planner.card, shared.get(name))
+        model_plan(
+            spec,
+            name,
+            planner.facts[name],
+            choice,
+            attempt.seats[name],
+            planner.card,
+            planner.cores,
+            shared.get(name, ""),
+        )
         for name, choice in attempt.choices.items()
     )
 

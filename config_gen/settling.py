@@ -1,4 +1,4 @@
-"""Settings of models that share devices: each begins with its cheapest way that holds alone, then they are tried together.
+"""Settings of models that share devices: each begins with its cheapest that holds alone, then all are tried together.
 
 Where a promise is missed together, the model that misses most goes on to its next way; what is better stays. Must not
 know how models came to their devices.

@@ -48,9 +48,9 @@ def _llm(name: str, model: LlmModel, facts: LlmFacts, memory: int) -> Iterator[s
     need = model.max_model_len * facts.kv_bytes_per_token
     if model.kv_cache_memory is not None and model.kv_cache_memory < need:
         yield (
-            f"{where}.kv_cache_memory: {model.kv_cache_memory / GIB:.2f} GiB hold less than one request of max_model_len "
-            f"{model.max_model_len} ({need / GIB:.2f} GiB at {facts.kv_bytes_per_token} bytes a token); give more, or a "
-            "smaller max_model_len"
+            f"{where}.kv_cache_memory: {model.kv_cache_memory / GIB:.2f} GiB hold less than one request of "
+            f"max_model_len {model.max_model_len} ({need / GIB:.2f} GiB at {facts.kv_bytes_per_token} bytes a token); "
+            "give more, or a smaller max_model_len"
         )
     usable = memory * (USABLE if facts.on_gpu else 1)
     if memory and facts.weights_memory + need > usable:

@@ -28,7 +28,8 @@ class TooManyRequests(ValueError):
 class Part:
     """One model of a run and what its tiers send. `texts` draws it: None where no tier sends text.
 
-    `chance` (see config_gen.arrivals) begins the names of its random streams and of its requests: those of two models must differ.
+    `chance` (see config_gen.arrivals) begins the names of its random streams and of its requests: those of two models
+    must differ.
     """
 
     name: str
