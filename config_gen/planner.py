@@ -26,7 +26,7 @@ SWITCH = 4_000_000  # ns: processes that share a card by time slices pay 3 to 5 
 Tell = Callable[[str, float], None]
 
 
-def _quiet(what: str, share: float) -> None:
+def quiet(what: str, share: float) -> None:
     """Tell nobody."""
 
 
@@ -178,7 +178,7 @@ def plan(
     spec: Spec,
     facts: Mapping[str, Facts],
     corrections: Mapping[str, Correction] | None = None,
-    tell: Tell = _quiet,
+    tell: Tell = quiet,
 ) -> Plan:
     """The cheapest plan that keeps every promise at the declared rates plus the headroom, or the nearest, with advice.
 
@@ -197,7 +197,7 @@ def plan(
 def _advice(planner: Planner, nearest: Attempt, corrections: Mapping[str, Correction]) -> tuple[str, ...]:
     def holds(spec: Spec, facts: Mapping[str, Facts]) -> bool:
         try:
-            return any(found.held for found in Planner(spec, facts, corrections, _quiet).attempts())
+            return any(found.held for found in Planner(spec, facts, corrections, quiet).attempts())
         except PlanError:
             return False
 

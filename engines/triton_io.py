@@ -1,8 +1,4 @@
-"""The edge to Triton for engines: requests of the dynamic batcher in, responses out. Knows pb_utils' tensors, no model.
-
-Inputs of a text model: `text`. Of a picture model: `image` (encoded) or `pixels` (uint8 [height, width, 3]). Of any
-other: its own. Outputs are the engine's own.
-"""
+"""The edge to Triton for engines: requests of the dynamic batcher in, responses out. Knows pb_utils' tensors, no model."""
 
 from __future__ import annotations
 
@@ -22,31 +18,19 @@ from decode.stub import model_dir
 from decode.supervision import Link, Report
 from engines.errors import EngineError, ItemError
 from engines.runner import Result, Runner
-from engines.stamp import Stamp, TensorSpec
+from engines.stamp import Stamp
+from engines.tensors import IMAGE, PIXELS, served_inputs, served_outputs
 
 HEARTBEAT = 0.5  # seconds between reports to the launcher
-TEXT, IMAGE, PIXELS = "text", "image", "pixels"
-TYPES = {"float16": "TYPE_FP16", "float32": "TYPE_FP32", "float64": "TYPE_FP64", "bool": "TYPE_BOOL"}
-TYPES |= {f"{kind}int{bits}": f"TYPE_{kind.upper()}INT{bits}" for kind in ("", "u") for bits in (8, 16, 32, 64)}
 
 
 def complete(config: Any, folder: Path) -> Any:
     """What config.pbtxt leaves out: inputs, outputs and the largest batch, from the stamp. Raises EngineError."""
     stamp = Stamp.read(folder)
-    inputs: list[dict[str, Any]]
-    if stamp.feed.kind == "text":
-        inputs = [{"name": TEXT, "data_type": "TYPE_STRING", "dims": [1]}]
-    elif stamp.feed.kind == "image":
-        inputs = [
-            {"name": IMAGE, "data_type": "TYPE_STRING", "dims": [1], "optional": True},
-            {"name": PIXELS, "data_type": "TYPE_UINT8", "dims": [-1, -1, 3], "optional": True},
-        ]
-    else:
-        inputs = [_declared(tensor) for tensor in stamp.inputs]
-    for entry in inputs:
+    for entry in served_inputs(stamp):
         config.add_input(entry)
-    for tensor in stamp.outputs:
-        config.add_output(_declared(tensor))
+    for entry in served_outputs(stamp):
+        config.add_output(entry)
     wanted = config.as_dict().get("max_batch_size", 0)
     if wanted > stamp.max_batch_size:
         raise EngineError(f"max_batch_size: {wanted} is not allowed; this engine was built for {stamp.max_batch_size}")
@@ -54,10 +38,6 @@ def complete(config: Any, folder: Path) -> Any:
         config.set_max_batch_size(stamp.max_batch_size)
     config.set_dynamic_batching()
     return config
-
-
-def _declared(tensor: TensorSpec) -> dict[str, Any]:
-    return {"name": tensor.name, "data_type": TYPES[tensor.dtype], "dims": list(tensor.shape[1:]) or [1]}
 
 
 def threads_of(args: Mapping[str, str]) -> int:

@@ -1,0 +1,143 @@
+"""What `gapless plan` and the commands after it share: facts of the built models, read from the repository, and a plan.
+
+Wires the rooms; holds no policy of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from config_gen.facts import Facts, LlmFacts, OnnxFacts
+from config_gen.plan import Plan, Tensor
+from config_gen.planner import Correction, Tell, plan, quiet
+from config_gen.profile import Profile
+from config_gen.spec import LlmModel, OnnxModel, Spec, load
+from decode.assembly import ACTIVATIONS, CPU_SWAP_RATE, GPU_SWAP_RATE, KV_BYTES
+from decode.executors.cost_model import Measured
+from decode.executors.gpu_cost import GpuError, GpuLaw, ModelShape, gpu_table
+from decode.executors.model_config import ModelConfig
+from decode.options import ServiceOptions
+from engines.stamp import TENSORRT, Stamp
+from engines.tensors import served_inputs, served_outputs
+from gapless.errors import UsageError
+from gapless.parts import REPOSITORY
+
+LAW = "law.json"  # beside an LLM: what its steps cost here
+PROCESS = 600 * 2**20  # bytes of a Python process with torch, before it holds a weight
+SMALLER = ("fp16", "int8")  # that a plan may advise on a card
+
+
+def planned(
+    sla: Path,
+    repository: Path = REPOSITORY,
+    corrections: Mapping[str, Correction] | None = None,
+    tell: Tell = quiet,
+) -> Plan:
+    """The plan of a file for the models built in `repository`.
+
+    Raises SpecError, PlanError, UsageError, EngineError, LawError, ModelError or GpuError, one line per mistake.
+    """
+    spec = load(sla)
+    return plan(spec, facts(spec, sla, repository), corrections, tell)
+
+
+def facts(spec: Spec, sla: Path, repository: Path) -> dict[str, Facts]:
+    """What was measured of every model of the file. Raises as `planned` does, about all models at once."""
+    found: dict[str, Facts] = {}
+    mistakes: list[str] = []
+    for name, model in spec.models.items():
+        folder = repository / name / "1"
+        try:
+            found[name] = _onnx(model, folder) if isinstance(model, OnnxModel) else _llm(spec, model, folder)
+        except ValueError as error:  # of a file that is missing, old or broken: what they all are
+            if not hasattr(error, "exit_status"):
+                raise
+            build = f"gapless build {name} --sla {sla} --profile"
+            mistakes.append(f"models.{name}: {error}" + ("" if build in str(error) else f"; run {build}"))
+    if mistakes:
+        raise UsageError("\n".join(mistakes))
+    return found
+
+
+def _onnx(model: OnnxModel, folder: Path) -> OnnxFacts:
+    stamp = Stamp.read(folder)
+    if stamp.source != model.source:
+        raise UsageError(f"{folder} holds an engine of {stamp.source}, and the file says {model.source}")
+    if stamp.gate.get("asked") != model.precision:
+        raise UsageError(
+            f"{folder} holds an engine that was asked for in {stamp.gate.get('asked')}, and the file says "
+            f"{model.precision}"
+        )
+    if not stamp.profile:
+        raise UsageError(f"{folder} holds an engine whose latency was not measured")
+    profile = Profile.read(folder / stamp.profile)
+    return OnnxFacts(
+        profile,
+        _tensors(served_inputs(stamp)),
+        _tensors(served_outputs(stamp)),
+        stamp.feed.kind,
+        stamp.max_batch_size,
+        stamp.runtime in TENSORRT,
+        stamp.feed.size,
+    )
+
+
+def _tensors(declared: list[dict[str, object]]) -> tuple[Tensor, ...]:
+    return tuple(
+        Tensor(str(one["name"]), str(one["data_type"]), tuple(one["dims"]), bool(one.get("optional", False)))  # type: ignore[arg-type]
+        for one in declared
+    )
+
+
+def _llm(spec: Spec, model: LlmModel, folder: Path) -> LlmFacts:
+    config = ModelConfig.read(folder)
+    if not spec.hardware.gpus:
+        return _on_cpu(model, config, folder)
+    types = {gpu.type for gpu in spec.hardware.gpus}
+    if len(types) > 1:
+        raise UsageError(f"hardware.gpus: {', '.join(sorted(types))} differ; an LLM is planned on cards of one type")
+    known = _on_card(types.pop(), config, model.weights)
+    smaller = {}
+    for precision in SMALLER[SMALLER.index(model.weights) + 1 if model.weights in SMALLER else 0 :]:
+        try:
+            smaller[precision] = _on_card(spec.hardware.gpus[0].type, config, precision)
+        except GpuError:
+            continue
+    return replace(known, smaller=smaller)
+
+
+def _on_cpu(model: LlmModel, config: ModelConfig, folder: Path) -> LlmFacts:
+    found = Measured.read(folder / LAW)
+    if found.weights != model.weights:
+        raise UsageError(f"{folder / LAW} was measured with {found.weights} weights, and the file says {model.weights}")
+    page = ServiceOptions().page_size * found.kv_bytes_per_token
+    return LlmFacts(
+        found.law,
+        found.kv_bytes_per_token,
+        found.max_model_len,
+        PROCESS + config.num_parameters * KV_BYTES[model.weights],
+        f"measured on {found.machine}",
+        cores=found.cores,
+        host_memory=found.host_memory,
+        swap_page_time=max(1, int(page / CPU_SWAP_RATE)),
+    )
+
+
+def _on_card(gpu: str, config: ModelConfig, weights: str) -> LlmFacts:
+    """Raises GpuError for weights that the table of the card has no measurements of."""
+    table = gpu_table(gpu)
+    law = GpuLaw(table, ModelShape.of(config), weights)
+    memory = law.memory()
+    page = ServiceOptions().page_size * memory.kv_per_token
+    return LlmFacts(
+        law,
+        memory.kv_per_token,
+        config.max_position_embeddings,
+        memory.weights + max(memory.reserved, ACTIVATIONS),
+        f"{'estimated from the datasheet' if table.raw['estimated'] else 'put together from measured operators'} of a "
+        f"{table.name}",
+        on_gpu=True,
+        swap_page_time=max(1, int(page / GPU_SWAP_RATE)),
+    )
