@@ -28,7 +28,7 @@ from builders.report import Built, Row, built_from, choose, knee_of, verdict
 from builders.runtimes import Runnable, base_stamp, choose_runtime, runnable, runs_here
 from builders.sources import exported
 from builders.stages import key_of, stage
-from config_gen.spec import OnnxModel
+from config_gen.spec import SERVING, OnnxModel
 from engines.errors import EngineError
 from engines.grouping import fit
 from engines.runner import preparation
@@ -104,7 +104,7 @@ class _Build:
         runtime = self._base.runtime
         return {
             "exported": self._exported.facts,
-            "model": self._model.model_dump(exclude={"targets", "traffic", "calibration", "evaluation"}, mode="json"),
+            "model": self._model.model_dump(exclude={*SERVING, "calibration", "evaluation"}, mode="json"),
             "data": self._precisions.data_digests,
             "runtime": runtime,
             "tools": self._base.tools,

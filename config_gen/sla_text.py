@@ -41,7 +41,9 @@ def read_mapping(text: str) -> tuple[dict[str, Any], list[str]]:
 
 
 def show(value: object) -> str:
-    """A value as it is named in a message."""
+    """A value as it is named in a message: as YAML writes it, strings in quotes."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
     return cut(_REPR.repr(value))
 
 
