@@ -23,6 +23,7 @@ from decode.options import ServiceOptions
 SEQS = (8, 16, 32, 64, 128, 256)
 BUDGETS = (64, 128, 256, 512, 1024, 2048)
 FIRST_SEQS = 32
+REACHES = (2, 4)  # times the rates with headroom
 EFFORT = 0.34  # of a search's simulations, in requests, beside the last one
 ROOM = 1.25  # times the pages that were in use at most: what a busier moment may need
 STEP = 64 * 2**20  # KV memory is given in whole steps of this
@@ -50,6 +51,7 @@ class LlmCandidate:
     kv_memory: int
     parameters: Mapping[str, str]
     pages_peak: float
+    reach: int = 0  # times the rates with headroom at which it still holds alone
 
 
 class LlmSearch:
@@ -76,7 +78,7 @@ class LlmSearch:
         self._around = around
         self._room = room - facts.weights_memory
         self._scale = 1 + spec.headroom
-        self._tried: dict[tuple[int, int, int], LlmCandidate] = {}
+        self._tried: dict[tuple[int, int, int, int], LlmCandidate] = {}
 
     def candidates(self) -> list[LlmCandidate]:
         """The best of each budget and number of sequences looked at, best margin first; that one with few pages."""
@@ -88,23 +90,39 @@ class LlmSearch:
         if self.model.max_num_seqs is None:
             budget = best.served.config.max_num_batched_tokens
             found += [self.tried(other, max(budget, other), kv) for other in SEQS if other != seqs]
-        ordered = sorted(found, key=_worth, reverse=True)
+        ordered = sorted(self._stressed(found), key=_worth, reverse=True)
         return [self._shrunk(ordered[0]), *ordered[1:]]
 
-    def tried(self, seqs: int, budget: int, kv_memory: int) -> LlmCandidate:
-        """Simulated with its device for itself."""
-        key = (seqs, budget, kv_memory)
+    def _stressed(self, found: list[LlmCandidate]) -> list[LlmCandidate]:
+        """Those that hold, each at the highest of REACHES at which it does; the others as they are."""
+        best = {self._key(one): one for one in found}
+        alive = [one for one in found if one.margin >= 0]
+        for reach in REACHES:
+            alive = [one for other in alive if (one := self.tried(*self._key(other), reach)).margin >= 0]
+            best |= {self._key(one): one for one in alive}
+        return list(best.values())
+
+    @staticmethod
+    def _key(one: LlmCandidate) -> tuple[int, int, int]:
+        config = one.served.config
+        return config.max_num_seqs, config.max_num_batched_tokens, one.kv_memory
+
+    def tried(self, seqs: int, budget: int, kv_memory: int, reach: int = 1) -> LlmCandidate:
+        """Simulated with its device for itself at `reach` times the rates with headroom."""
+        key = (seqs, budget, kv_memory, reach)
         if key not in self._tried:
             served, models = self.served(seqs, budget, kv_memory), {self._name: self.model}
             devices = dict.fromkeys(self._devices, (self._capacity, 0.0))
-            seen = serving.run([served], devices, load(models, self._scale, EFFORT))
+            seen = serving.run([served], devices, load(models, reach * self._scale, EFFORT))
+            left = margin(models, seen)
             self._tried[key] = LlmCandidate(
                 served,
-                margin(models, seen),
+                left,
                 self.facts.weights_memory + kv_memory,
                 kv_memory,
                 self.parameters(seqs, budget, kv_memory),
                 seen.pages[self._name],
+                reach if left >= 0 else 0,
             )
         return self._tried[key]
 
@@ -180,10 +198,10 @@ def longest_request(spec: Spec, name: str, seconds: int = 600) -> int:
     return max((one.shared + one.own + one.output for one in drawn), default=0)
 
 
-def _worth(one: LlmCandidate) -> tuple[float, int, int]:
-    """Best margin to a hundredth, of equals the fewest sequences and the smallest steps."""
+def _worth(one: LlmCandidate) -> tuple[int, float, int, int]:
+    """Farthest reach, best margin to a hundredth there, of equals the fewest sequences and the smallest steps."""
     config = one.served.config
-    return round(one.margin, 2), -config.max_num_seqs, -config.max_num_batched_tokens
+    return one.reach, round(one.margin, 2), -config.max_num_seqs, -config.max_num_batched_tokens
 
 
 def _in_steps(memory: int, down: bool = False) -> int:

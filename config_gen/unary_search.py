@@ -18,18 +18,21 @@ from config_gen.serving import Unary
 from config_gen.spec import OnnxModel, Spec
 from engines.grouping import groups
 
-DELAYS = (0, 1_000_000, 5_000_000)  # ns that a batch may wait for more
+DELAYS = (1_000_000, 5_000_000)  # ns that a batch may wait for more
+FARTHEST = 4096  # times the rates with headroom that are tried, by doubling
+VARIED = 2  # of the largest batches, for which delays and bounds are tried
 MOST_INSTANCES = 4  # of one model on a card
 LENGTH_STEP = 4  # tokens: lengths are rounded up to it, so that costs are computed once
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to serve, how much of the targets it leaves alone on its device, and the bytes that it takes there."""
+    """One way to serve, how much of the targets it leaves alone at its `reach`, and the bytes that it takes."""
 
     served: Unary
     margin: float
     memory: int
+    reach: int = 0  # times the rates with headroom at which it still holds alone; 0: not even at those
 
 
 def costs(facts: OnnxFacts, threads: int, factor: float) -> Callable[[Sequence[Arrived]], float]:
@@ -86,9 +89,24 @@ class UnarySearch:
         self._scale = 1 + spec.headroom
 
     def candidates(self, instances: int) -> list[Candidate]:
-        """All ways with so many instances, best margin first; of equals the simplest."""
-        found = [self.tried(batching) for batching in self._batchings(instances)]
-        return sorted(found, key=lambda one: (-round(one.margin, 2), _complexity(one.served.batching)))
+        """All ways with so many instances: those that hold at the highest multiple of the rates first, best first.
+
+        Every largest batch is tried at the rates with headroom, those that hold at twice that, and so on; what else may
+        be set is tried for the best of them.
+        """
+        delay = self.model.queue_delay or 0
+        found = [self._farthest(Batching(size, instances, delay)) for size in self._sizes()]
+        for one in sorted(found, key=_worth)[:VARIED]:
+            plain = one.served.batching
+            found += [self.tried(batching, max(1, one.reach)) for batching in self._variants(plain)]
+        return sorted(found, key=_worth)
+
+    def _farthest(self, batching: Batching) -> Candidate:
+        """At the highest power of two times the rates at which it holds."""
+        best = following = self.tried(batching, 1)
+        while following.reach and following.reach < FARTHEST:
+            best, following = following, self.tried(batching, 2 * following.reach)
+        return following if following.reach else best
 
     def counts(self) -> range:
         """Numbers of instances that may be tried."""
@@ -112,26 +130,29 @@ class UnarySearch:
             cached.repeats if cached else 0.0,
         )
 
-    def tried(self, batching: Batching) -> Candidate:
-        """Simulated with the device for itself."""
+    def tried(self, batching: Batching, reach: int) -> Candidate:
+        """Simulated with the device for itself at `reach` times the rates with headroom."""
         served, models = self.served(batching), {self._name: self.model}
         capacity = 1.0 if self.facts.on_gpu else float(self._cores)
         devices = dict.fromkeys(self._devices, (capacity, 0.0))
-        seen = serving.run([served], devices, load(models, self._scale))
-        return Candidate(served, margin(models, seen), self.facts.profile.memory * batching.instances)
+        left = margin(models, serving.run([served], devices, load(models, reach * self._scale)))
+        return Candidate(served, left, self.facts.profile.memory * batching.instances, reach if left >= 0 else 0)
 
-    def _batchings(self, instances: int) -> Iterator[Batching]:
+    def _sizes(self) -> list[int]:
+        """1, 2, 4, … and the largest that is allowed."""
         largest = min(self.model.max_batch_size, self.facts.max_batch_size)
-        sizes = [size for at in range(largest.bit_length()) if (size := 2**at) < largest] + [largest]
-        delays = DELAYS if self.model.queue_delay is None else (self.model.queue_delay,)
-        for size in sizes:
-            for delay in delays if size > 1 else delays[:1]:
-                plain = Batching(size, instances, delay)
-                yield plain
-                if any(policy != QueuePolicy() for policy in self._policies):
-                    yield replace(plain, levels=self._policies, default_level=1)
+        return [size for at in range(largest.bit_length()) if (size := 2**at) < largest] + [largest]
+
+    def _variants(self, plain: Batching) -> Iterator[Batching]:
+        """The same with a delay, and with the file's bounds."""
+        if self.model.queue_delay is None and plain.max_batch_size > 1:
+            yield from (replace(plain, delay=delay) for delay in DELAYS)
+        # With one instance the batcher may sleep beside it while it is idle; see Batcher and the log.
+        if plain.instances > 1 and any(policy != QueuePolicy() for policy in self._policies):
+            yield replace(plain, levels=self._policies, default_level=1)
 
 
-def _complexity(batching: Batching) -> tuple[int, int, bool]:
-    """Of two that keep as much, the one with fewer knobs, but with the bounds of the file."""
-    return batching.delay, batching.max_batch_size, not batching.levels
+def _worth(one: Candidate) -> tuple[int, float, int, bool, int]:
+    """Of two that keep as much the one with fewer knobs, but with the bounds of the file."""
+    batching = one.served.batching
+    return -one.reach, -round(one.margin, 2), batching.delay, not batching.levels, batching.max_batch_size
