@@ -1,7 +1,6 @@
 """The edge to Triton for engines: requests of the dynamic batcher in, responses out. Knows pb_utils' tensors, no model.
 
-Inputs of a text model: `text`. Of a picture model: `image` (encoded) or `pixels` (uint8 [height, width, 3]). Of any
-other: its own. Outputs are the engine's own.
+What the tensors are called is engines.tensors'.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import logging
 import os
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,44 +20,39 @@ from numpy.typing import NDArray
 
 from decode.stub import model_dir
 from decode.supervision import Link, Report
+from engines import tensors
 from engines.errors import EngineError, ItemError
 from engines.runner import Result, Runner
-from engines.stamp import Stamp, TensorSpec
+from engines.stamp import Stamp
 
 HEARTBEAT = 0.5  # seconds between reports to the launcher
-TEXT, IMAGE, PIXELS = "text", "image", "pixels"
-TYPES = {"float16": "TYPE_FP16", "float32": "TYPE_FP32", "float64": "TYPE_FP64", "bool": "TYPE_BOOL"}
-TYPES |= {f"{kind}int{bits}": f"TYPE_{kind.upper()}INT{bits}" for kind in ("", "u") for bits in (8, 16, 32, 64)}
 
 
 def complete(config: Any, folder: Path) -> Any:
-    """What config.pbtxt leaves out: inputs, outputs and the largest batch, from the stamp. Raises EngineError."""
+    """What config.pbtxt leaves out: inputs, outputs and the largest batch, from the stamp.
+
+    Raises EngineError when it says otherwise than the stamp, as one does that was generated for another engine.
+    """
     stamp = Stamp.read(folder)
-    inputs: list[dict[str, Any]]
-    if stamp.feed.kind == "text":
-        inputs = [{"name": TEXT, "data_type": "TYPE_STRING", "dims": [1]}]
-    elif stamp.feed.kind == "image":
-        inputs = [
-            {"name": IMAGE, "data_type": "TYPE_STRING", "dims": [1], "optional": True},
-            {"name": PIXELS, "data_type": "TYPE_UINT8", "dims": [-1, -1, 3], "optional": True},
-        ]
-    else:
-        inputs = [_declared(tensor) for tensor in stamp.inputs]
-    for entry in inputs:
-        config.add_input(entry)
-    for tensor in stamp.outputs:
-        config.add_output(_declared(tensor))
-    wanted = config.as_dict().get("max_batch_size", 0)
+    inputs, outputs = tensors.inputs(stamp), tensors.outputs(stamp)
+    given = config.as_dict()
+    for kind, ours in (("input", inputs), ("output", outputs)):
+        known = [tensor.name for tensor in ours]
+        if strange := [tensor["name"] for tensor in given.get(kind, []) if tensor["name"] not in known]:
+            raise EngineError(
+                f"{kind}: {strange[0]} is not allowed; this engine has {', '.join(known)}: run gapless generate again"
+            )
+    for tensor in inputs:
+        config.add_input(asdict(tensor) | {"dims": list(tensor.dims)})
+    for tensor in outputs:
+        config.add_output({"name": tensor.name, "data_type": tensor.data_type, "dims": list(tensor.dims)})
+    wanted = given.get("max_batch_size", 0)
     if wanted > stamp.max_batch_size:
         raise EngineError(f"max_batch_size: {wanted} is not allowed; this engine was built for {stamp.max_batch_size}")
     if not wanted:  # a smaller one may be wanted
         config.set_max_batch_size(stamp.max_batch_size)
     config.set_dynamic_batching()
     return config
-
-
-def _declared(tensor: TensorSpec) -> dict[str, Any]:
-    return {"name": tensor.name, "data_type": TYPES[tensor.dtype], "dims": list(tensor.shape[1:]) or [1]}
 
 
 def threads_of(args: Mapping[str, str]) -> int:
@@ -142,7 +137,7 @@ class EngineModel:
 
 
 def _as_declared(array: NDArray[Any]) -> NDArray[Any]:
-    """Triton knows no tensor without an axis beside the batch."""
+    """Triton knows no tensor without an axis beside the batch; see engines.tensors."""
     return array[:, None] if array.ndim == 1 else array
 
 
@@ -157,7 +152,7 @@ def _items(request: Any, stamp: Stamp) -> list[Any]:
         return [{name: array[row, ...] for name, array in arrays.items()} for row in range(count)]
     if len(arrays) != 1:
         given = f"{' and '.join(sorted(arrays))} are given together" if arrays else "no input is given"
-        return [ItemError(f"{given}; allowed: one of {IMAGE} and {PIXELS}")]
+        return [ItemError(f"{given}; allowed: one of {tensors.IMAGE} and {tensors.PIXELS}")]
     (rows,) = arrays.values()
     return list(rows.reshape(-1)) if rows.dtype == np.object_ else list(rows)
 
