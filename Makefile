@@ -1,5 +1,5 @@
 # make demo    build the models, start the server, load it for a minute, give a verdict
-# make serve   build the models and keep the server up
+# make serve   build the models, configure the server and keep it up
 # make test    run all tests          make check   format, lint, types
 #
 # Each target makes .venv and installs what it needs; stamps let later runs skip that.
@@ -22,8 +22,9 @@ demo: $(VENV)/.run
 	$(BIN)/gapless demo sla/demo.yaml
 
 serve: $(VENV)/.run
-	$(BIN)/gapless build --sla sla/demo.yaml
-	$(BIN)/gapless serve --sla sla/demo.yaml
+	$(BIN)/gapless build --sla sla/demo.yaml --profile
+	$(BIN)/gapless generate sla/demo.yaml
+	$(BIN)/gapless serve
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest

@@ -12,6 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -40,10 +41,16 @@ GRACE = 1.0  # seconds a broken service gets to end its requests itself
 
 
 def options_from(args: Mapping[str, str]) -> ServiceOptions:
-    """The parameters of config.pbtxt, overridden by the launcher's options. Raises ConfigError."""
+    """The parameters of config.pbtxt, overridden by the launcher's options. Raises ConfigError.
+
+    `cuda` is the card of the instance: Triton gives each instance of a group one of the group's cards.
+    """
     config = json.loads(args["model_config"])
     parameters = {name: value["string_value"] for name, value in config.get("parameters", {}).items()}
-    return ServiceOptions.from_parameters(parameters | json.loads(os.environ.get(OPTIONS) or "{}"))
+    options = ServiceOptions.from_parameters(parameters | json.loads(os.environ.get(OPTIONS) or "{}"))
+    if options.device == "cuda" and args["model_instance_kind"] == "GPU":
+        return replace(options, device=f"cuda:{args['model_instance_device_id']}")
+    return options
 
 
 def read_request(request: Any, most: int) -> RawRequest:

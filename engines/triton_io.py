@@ -1,4 +1,7 @@
-"""The edge to Triton for engines: requests of the dynamic batcher in, responses out. Knows pb_utils' tensors, no model."""
+"""The edge to Triton for engines: requests of the dynamic batcher in, responses out. Knows pb_utils' tensors, no model.
+
+What the tensors are called is engines.tensors'.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import logging
 import os
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +20,33 @@ from numpy.typing import NDArray
 
 from decode.stub import model_dir
 from decode.supervision import Link, Report
+from engines import tensors
 from engines.errors import EngineError, ItemError
 from engines.runner import Result, Runner
 from engines.stamp import Stamp
-from engines.tensors import IMAGE, PIXELS, served_inputs, served_outputs
 
 HEARTBEAT = 0.5  # seconds between reports to the launcher
 
 
 def complete(config: Any, folder: Path) -> Any:
-    """What config.pbtxt leaves out: inputs, outputs and the largest batch, from the stamp. Raises EngineError."""
+    """What config.pbtxt leaves out: inputs, outputs and the largest batch, from the stamp.
+
+    Raises EngineError when it says otherwise than the stamp, as one does that was generated for another engine.
+    """
     stamp = Stamp.read(folder)
-    for entry in served_inputs(stamp):
-        config.add_input(entry)
-    for entry in served_outputs(stamp):
-        config.add_output(entry)
-    wanted = config.as_dict().get("max_batch_size", 0)
+    inputs, outputs = tensors.inputs(stamp), tensors.outputs(stamp)
+    given = config.as_dict()
+    for kind, ours in (("input", inputs), ("output", outputs)):
+        known = [tensor.name for tensor in ours]
+        if strange := [tensor["name"] for tensor in given.get(kind, []) if tensor["name"] not in known]:
+            raise EngineError(
+                f"{kind}: {strange[0]} is not allowed; this engine has {', '.join(known)}: run gapless generate again"
+            )
+    for tensor in inputs:
+        config.add_input(asdict(tensor) | {"dims": list(tensor.dims)})
+    for tensor in outputs:
+        config.add_output({"name": tensor.name, "data_type": tensor.data_type, "dims": list(tensor.dims)})
+    wanted = given.get("max_batch_size", 0)
     if wanted > stamp.max_batch_size:
         raise EngineError(f"max_batch_size: {wanted} is not allowed; this engine was built for {stamp.max_batch_size}")
     if not wanted:  # a smaller one may be wanted
@@ -122,7 +137,7 @@ class EngineModel:
 
 
 def _as_declared(array: NDArray[Any]) -> NDArray[Any]:
-    """Triton knows no tensor without an axis beside the batch."""
+    """Triton knows no tensor without an axis beside the batch; see engines.tensors."""
     return array[:, None] if array.ndim == 1 else array
 
 
@@ -137,7 +152,7 @@ def _items(request: Any, stamp: Stamp) -> list[Any]:
         return [{name: array[row, ...] for name, array in arrays.items()} for row in range(count)]
     if len(arrays) != 1:
         given = f"{' and '.join(sorted(arrays))} are given together" if arrays else "no input is given"
-        return [ItemError(f"{given}; allowed: one of {IMAGE} and {PIXELS}")]
+        return [ItemError(f"{given}; allowed: one of {tensors.IMAGE} and {tensors.PIXELS}")]
     (rows,) = arrays.values()
     return list(rows.reshape(-1)) if rows.dtype == np.object_ else list(rows)
 

@@ -6,7 +6,6 @@ session, and what do batches bring through Triton.
 
 from __future__ import annotations
 
-import re
 import shutil
 import statistics
 import tempfile
@@ -23,18 +22,23 @@ from rich.table import Table
 from builders.latency import measure
 from builders.progress import quiet
 from builders.sources import exported
+from config_gen.batching import Batching
+from config_gen.config_text import commented
+from config_gen.repository import CONFIG
 from config_gen.spec import OnnxModel
+from config_gen.triton_config import config
 from engines.runner import Runner
 from engines.session import OnnxSession, Session, constant_inputs, open_session
 from engines.stamp import Stamp
 from gapless.child import server
-from gapless.errors import UsageError
+from gapless.engine_plan import engine_plan
 from loadtest.pictures import picture
 from loadtest.run import Job, run
 from loadtest.samples import Planned
 from loadtest.schedule import Part, schedule
 
 BATCH = 8  # at which the runner is measured
+DELAY = 2_000_000  # ns that a batch waits for more
 USERS = 32  # that each send the next request when their last was answered
 LOG = Path("out/bench/batching.log")
 WORTH, OVERHEAD, GAIN = 1.3, 1.1, 1.8  # what is asked: at least, at most, at least
@@ -122,12 +126,8 @@ def through_triton(bench: Bench, largest: Sequence[int], console: Console) -> di
 def _with_batch(bench: Bench, folder: Path, largest: int) -> Path:
     """A repository with this model alone, whose batches hold at most `largest`."""
     shutil.copytree(bench.folder, folder / bench.name / "1")
-    try:
-        config = (bench.repository / bench.name / "config.pbtxt").read_text()
-    except OSError as error:
-        raise UsageError(f"{error.filename}: {error.strerror}; build the model first") from None
-    config = re.sub(r"(?m)^\s*max_batch_size\s*:.*$", "", config)
-    (folder / bench.name / "config.pbtxt").write_text(f"{config}\nmax_batch_size: {largest}\n")
+    plan = engine_plan(bench.name, Stamp.read(bench.folder), Batching(largest, delay=DELAY))
+    (folder / bench.name / CONFIG).write_text(commented(config(plan), ()))
     return folder
 
 

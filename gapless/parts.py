@@ -40,8 +40,9 @@ def pick_parts(spec: Spec, wanted: str | None, tokenizer: Path | None = None) ->
     if tokenizer is not None and len(texts) != 1:
         whose = " and ".join(texts) or "no model"
         raise UsageError(f"--tokenizer: counts the texts of one model, and {whose} would be sent some; add --model")
+    tiers = tuple(spec.tiers)
     return [
-        Part(name, model, find_prompts(name, tokenizer) if name in texts else None, chance(spec.models, name))
+        Part(name, model, find_prompts(name, tokenizer) if name in texts else None, chance(spec.models, name), tiers)
         for name, model in models.items()
     ]
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from config_gen.facts import Facts, LlmFacts, OnnxFacts
-from config_gen.plan import Plan, Tensor
+from config_gen.plan import Plan
 from config_gen.planner import Correction, Tell, plan, quiet
 from config_gen.profile import Profile
 from config_gen.spec import LlmModel, OnnxModel, Spec, load
@@ -19,8 +19,9 @@ from decode.executors.cost_model import Measured
 from decode.executors.gpu_cost import GpuError, GpuLaw, ModelShape, gpu_table
 from decode.executors.model_config import ModelConfig
 from decode.options import ServiceOptions
+from engines import tensors
 from engines.stamp import TENSORRT, Stamp
-from engines.tensors import served_inputs, served_outputs
+from gapless.engine_plan import planned_tensors
 from gapless.errors import UsageError
 from gapless.parts import REPOSITORY
 
@@ -75,19 +76,12 @@ def _onnx(model: OnnxModel, folder: Path) -> OnnxFacts:
     profile = Profile.read(folder / stamp.profile)
     return OnnxFacts(
         profile,
-        _tensors(served_inputs(stamp)),
-        _tensors(served_outputs(stamp)),
+        planned_tensors(tensors.inputs(stamp)),
+        planned_tensors(tensors.outputs(stamp)),
         stamp.feed.kind,
         stamp.max_batch_size,
         stamp.runtime in TENSORRT,
         stamp.feed.size,
-    )
-
-
-def _tensors(declared: list[dict[str, object]]) -> tuple[Tensor, ...]:
-    return tuple(
-        Tensor(str(one["name"]), str(one["data_type"]), tuple(one["dims"]), bool(one.get("optional", False)))  # type: ignore[arg-type]
-        for one in declared
     )
 
 

@@ -90,4 +90,4 @@ def _probe(connection: Connection, url: str, planned: Planned) -> None:
         sample = ended.get()
     if sample.outcome != "ok":
         told = f"model '{planned.model}' on {url} does not serve tier '{planned.tier}': {sample.error}"
-        raise Unusable(f"{told}; serve with --sla FILE" if planned.max_tokens else told)
+        raise Unusable(f"{told}; run gapless generate, and serve anew" if planned.max_tokens else told)

@@ -34,6 +34,7 @@ class Planned:
     max_tokens: int = 0  # 0 = the answer comes in one piece
     ids: tuple[int, ...] = ()  # the prompt as token ids, instead of text
     item: int | None = None
+    priority: int = 0  # as Triton counts: 1 comes first, 0 is the model's default; an LLM goes by the tier
 
     @property
     def messages(self) -> list[dict[str, str]]:

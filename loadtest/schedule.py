@@ -28,14 +28,15 @@ class TooManyRequests(ValueError):
 class Part:
     """One model of a run and what its tiers send. `texts` draws it: None where no tier sends text.
 
-    `chance` (see config_gen.arrivals) begins the names of its random streams and of its requests: those of two models
-    must differ.
+    `chance` begins the names of its random streams and of its requests: those of two models must differ. `tiers` are
+    all of the file, the most urgent first: their places are Triton's priorities.
     """
 
     name: str
     model: LlmModel | OnnxModel
     texts: Prompts | None
     chance: str = ""
+    tiers: tuple[str, ...] = ()
 
     @property
     def rate(self) -> float:
@@ -64,7 +65,11 @@ class Part:
                 system=systems[tier] if shared else "",
                 max_tokens=output,
                 item=None if own else number % POOL,
+                priority=0 if output else self._priority(tier),
             )
+
+    def _priority(self, tier: str) -> int:
+        return self.tiers.index(tier) + 1 if tier in self.tiers else 0
 
     def _text(self, stream: str, tokens: int) -> str:
         assert self.texts is not None, "a tier that sends text needs something to draw it"

@@ -59,7 +59,13 @@ async def ask(
     that is not loaded. gRPC says the same of a broken connection, on which the request may well have run.
     """
     try:
-        await client.infer(request.model, inputs, request_id=request.id, parameters={"tier": request.tier})
+        await client.infer(
+            request.model,
+            inputs,
+            request_id=request.id,
+            priority=request.priority,
+            parameters={"tier": request.tier},
+        )
     except InferenceServerException as error:
         ended, refused = clock(), False
         if error.status() == UNAVAILABLE:

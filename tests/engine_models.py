@@ -12,12 +12,15 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
+from serving import configure
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from builders.engine import build_engine
+from config_gen.batching import Batching
 from config_gen.spec import OnnxModel
-from engines.served import add_to
 from engines.stamp import Feed, Stamp, TensorSpec, digest
+from gapless.engine_plan import engine_plan
+from gapless.model_files import add_model
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILT = ROOT / "out" / "models" / "engines"  # ignored by git; a build that is up to date is kept
@@ -31,7 +34,7 @@ def build(name: str, folder: Path, **declared: Any) -> Path:
     """The folder FOLDER/NAME/1 as `gapless build` makes it."""
     out = folder / name / "1"
     build_engine(name, OnnxModel(kind="onnx", **declared), out, rebuild=f"gapless build {name} --sla sla.yaml")
-    add_to(out)
+    add_model("onnx", out)
     return out
 
 
@@ -54,8 +57,15 @@ def repository(folder: Path, **engines: Path) -> Path:
         version.mkdir(parents=True)
         for file in ("engine.json", *Stamp.read(engine).files):
             shutil.copy(engine / file, version)
-        add_to(version)
+        add_model("onnx", version)
+        batch(folder, name)
     return folder
+
+
+def batch(repository: Path, name: str, largest: int | None = None, delay: float = 0.002) -> None:
+    """Configure an engine for batches up to `largest`, None is what it was built for; they wait `delay` seconds."""
+    stamp = Stamp.read(repository / name / "1")
+    configure(repository, engine_plan(name, stamp, Batching(largest or stamp.max_batch_size, delay=int(delay * 1e9))))
 
 
 def stamped(folder: Path, model: onnx.ModelProto, feed: Feed, tokenizer: Tokenizer | None = None, **more: Any) -> Path:

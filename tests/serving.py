@@ -19,20 +19,34 @@ from typing import Any
 
 import numpy as np
 import tritonclient.grpc as grpcclient
+from plans import chat
+
+from config_gen.batching import Batching, QueuePolicy
+from config_gen.config_text import commented
+from config_gen.plan import ModelPlan, Tensor
+from config_gen.triton_config import config
 
 ROOT = Path(__file__).resolve().parent.parent
-CHAT = ROOT / "model_repository" / "chat"
+CHAT_MODEL = ROOT / "decode" / "served" / "model.py"
+SMALL = {"kv_cache_memory": "64MiB", "weights": "fp32", "device": "cpu"}
 
 
-def chat_repository(folder: Path, weights: Path) -> Path:
-    """The repository's own chat model over built weights, as links."""
+def configure(repository: Path, *models: ModelPlan) -> None:
+    """Write the configuration of planned models; there are no launch flags."""
+    for model in models:
+        (repository / model.name).mkdir(parents=True, exist_ok=True)
+        (repository / model.name / "config.pbtxt").write_text(commented(config(model), model.knobs))
+
+
+def chat_repository(folder: Path, weights: Path, **parameters: str) -> Path:
+    """The chat model over built weights, as links."""
     version = folder / "chat" / "1"
     version.mkdir(parents=True)
-    shutil.copy(CHAT / "config.pbtxt", folder / "chat")
-    shutil.copy(CHAT / "1" / "model.py", version)
+    shutil.copy(CHAT_MODEL, version)
     for path in weights.iterdir():
         if path.name != "model.py":
             (version / path.name).symlink_to(path)
+    configure(folder, chat(parameters=SMALL | parameters))
     return folder
 
 
@@ -41,26 +55,23 @@ def scripted_repository(folder: Path, weights: Path, step_seconds: float) -> Pat
     version = folder / "scripted" / "1"
     version.mkdir(parents=True)
     shutil.copy(Path(__file__).parent / "models" / "scripted" / "model.py", version)
-    config = (
-        (CHAT / "config.pbtxt").read_text().replace('name: "chat"', 'name: "scripted"').partition("\nparameters")[0]
-    )
-    for key, value in {"step_seconds": step_seconds, "tokenizer": weights}.items():
-        config += f'\nparameters {{ key: "{key}" value: {{ string_value: "{value}" }} }}'
-    (folder / "scripted" / "config.pbtxt").write_text(config + "\n")
+    configure(folder, chat("scripted", parameters={"step_seconds": str(step_seconds), "tokenizer": str(weights)}))
     return folder
 
 
-TEXT, PICTURE = 'name: "text" data_type: TYPE_STRING dims: [ 1 ]', 'name: "image" data_type: TYPE_STRING dims: [ 1 ]'
+TEXT, PICTURE = Tensor("text", "TYPE_STRING", (1,)), Tensor("image", "TYPE_STRING", (1,))
 
 
-def add_stand_in(repository: Path, name: str, takes: str = TEXT, seconds: float = 0.001, queue_size: int = 0) -> None:
-    """A model that answers in one piece: what it takes, seconds a batch, requests that may wait (0: any number)."""
-    source, version = Path(__file__).parent / "models" / "stand_in", repository / name / "1"
+def add_stand_in(
+    repository: Path, name: str, takes: Tensor = TEXT, seconds: float = 0.001, queue_size: int | None = None
+) -> None:
+    """A model that answers in one piece: what it takes, seconds a batch, requests that may wait (None: any number)."""
+    version = repository / name / "1"
     version.mkdir(parents=True)
-    shutil.copy(source / "model.py", version)
-    config = (source / "config.pbtxt").read_text().replace("NAME", name).replace("INPUT", takes)
-    config = config.replace("SECONDS", str(seconds)).replace("QUEUE", str(queue_size))
-    (repository / name / "config.pbtxt").write_text(config)
+    shutil.copy(Path(__file__).parent / "models" / "stand_in" / "model.py", version)
+    batching = Batching(8, default_policy=QueuePolicy(max_queue=queue_size))
+    told, parameters = (Tensor("bytes", "TYPE_INT64", (1,)),), {"seconds": str(seconds)}
+    configure(repository, ModelPlan(name, (), (takes,), told, batching, parameters))
 
 
 def wait_for(what: Callable[[], Any], seconds: float = 30.0) -> Any:

@@ -29,7 +29,7 @@ SIMULATION_NAMES = "clock config driver engine options outcome plan simulator ty
 SIMULATION = {f"decode.{name}" for name in SIMULATION_NAMES.split()} | {
     f"decode.executors.{name}" for name in ("cost_model", "gpu_cost", "gpu_table", "model_config")
 }
-ROOMS = ("builders", "config_gen", "decode", "engines", "gapless", "loadtest", "model_repository", "observe")
+ROOMS = ("builders", "config_gen", "decode", "engines", "gapless", "loadtest", "observe")
 # What a room may import of other rooms: whole rooms by name, single modules by their dotted name.
 MAY_IMPORT: dict[str, set[str]] = {
     "builders": SPEC | {"engines"},  # a builder measures what will run
@@ -38,7 +38,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engines": set(),
     "gapless": {"builders", "config_gen", "decode", "engines", "loadtest", "observe"},
     "loadtest": SPEC,
-    "model_repository": {"decode", "engines"},
     "observe": SPEC,
 }
 EXTRA = {
@@ -54,11 +53,11 @@ FOREIGN = {  # libraries a room must not know
     "decode": {"yaml", "locust", "http", "urllib", "requests", "tritonclient"},
     "engines": {"yaml", "locust", "tritonclient"},
     "loadtest": {"torch"},
-    "model_repository": {"torch", "yaml"},
     "observe": {"torch", "locust"},
 }
 PB_UTILS = "triton_python_backend_utils"
-EDGES = {"decode.triton_io", "decode.stub", "engines.triton_io", "engines.served.model"}
+SERVED = {"decode.served.model", "engines.served.model"}  # what Triton loads
+EDGES = SERVED | {"decode.triton_io", "decode.stub", "engines.triton_io"}
 # Inside decode, imports point downward: a module may not import one of a higher layer.
 ABOVE_EXECUTORS = {"decode.scheduler", "decode.engine", "decode.driver", "decode.service", "decode.triton_io"}
 
@@ -89,8 +88,7 @@ def breach(module: str, name: str) -> str | None:
     """Why `module` may not import `name`, or None."""
     room, top = module.split(".")[0], name.split(".")[0]
     if top == PB_UTILS:
-        allowed = module in EDGES or room == "model_repository"
-        return None if allowed else f"only {', '.join(sorted(EDGES))} and model_repository know Triton's Python backend"
+        return None if module in EDGES else f"only {', '.join(sorted(EDGES))} know Triton's Python backend"
     if top in ROOMS and top != room:
         known = MAY_IMPORT[room]
         allowed = name in known or top in known or (module, name) in EXTRA
@@ -102,7 +100,7 @@ def breach(module: str, name: str) -> str | None:
             return None if name in CORE else "the core imports itself only"
         if top not in sys.stdlib_module_names or top in IMPURE:
             return "the core is pure: standard library only, and no clock, chance, threads or outside world"
-    if name == "decode.triton_io" and room != "model_repository":
+    if name == "decode.triton_io" and module not in SERVED:
         return "decode.triton_io is the edge: nothing inside imports it"
     if (module.startswith("decode.executors") or module == "decode.sampler") and name in ABOVE_EXECUTORS:
         return "executors know plans, not who makes them"
@@ -148,7 +146,7 @@ def test_the_core_is_there() -> None:
         ("observe/rules.py", "import decode.engine", "of other rooms"),
         ("config_gen/simulate.py", "from decode.service import Service", "of other rooms"),
         ("config_gen/spec.py", "import torch", "must not know torch"),
-        ("model_repository/chat/1/model.py", "from gapless import cli", "of other rooms"),
+        ("decode/served/model.py", "from gapless import cli", "of other rooms"),
         ("decode/executors/torch_paged.py", "from decode.engine import Engine", "not who makes them"),
         ("decode/service.py", "from decode import triton_io", "is the edge"),
     ],
@@ -173,7 +171,7 @@ def test_a_planted_violation_is_found(tmp_path: Path, where: str, source: str, w
         ("loadtest/run.py", "from config_gen.spec import Spec\nimport locust"),
         ("config_gen/simulate.py", "from decode.engine import Engine"),
         ("gapless/commands/serve.py", "import builders.llm\nfrom decode.service import Service"),
-        ("model_repository/chat/1/model.py", "import triton_python_backend_utils\nfrom decode import triton_io"),
+        ("decode/served/model.py", "import triton_python_backend_utils\nfrom decode import triton_io"),
     ],
 )
 def test_what_the_layers_allow_is_not_reported(tmp_path: Path, where: str, source: str) -> None:

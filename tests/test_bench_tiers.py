@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 import typer
+from plans import chat
+from serving import configure
 
 from config_gen.arrivals import lognormal
 from config_gen.spec import Lengths, load
 from gapless import tiers, tiers_load
 from gapless.commands import bench_tiers
+from gapless.model_files import add_model
 from gapless.tiers_predicted import errors
 from gapless.tiers_report import Bar, bars, lines, predictions, quiet, ratio
 from loadtest.run import LoadtestError
@@ -144,12 +146,12 @@ def test_policies_are_compared_only_when_both_ran() -> None:
 def test_a_short_run_on_the_real_server(
     smollm2_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    chat = tmp_path / "model_repository" / "chat"
-    (chat / "1").mkdir(parents=True)
-    shutil.copy(ROOT / "model_repository/chat/config.pbtxt", chat)
-    shutil.copy(ROOT / "model_repository/chat/1/model.py", chat / "1")
+    version = tmp_path / "model_repository" / "chat" / "1"
+    version.mkdir(parents=True)
+    add_model("llm", version)
     for built in smollm2_dir.glob("[!.]*"):
-        os.link(built, chat / "1" / built.name)
+        os.link(built, version / built.name)
+    configure(tmp_path / "model_repository", chat())
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tiers, "BURST", 3 * SECOND)
     monkeypatch.setattr(tiers, "LIGHT_FOR", 5 * SECOND)

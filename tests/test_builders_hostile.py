@@ -25,12 +25,12 @@ from builders.sources import exported
 from config_gen.spec import Accuracy
 from engines.errors import EngineError, ItemError
 from engines.grouping import fit, groups
-from engines.served import CONFIG, MODEL, add_to, is_free
 from engines.session import open_session
 from engines.stamp import FILE, Stamp
 from engines.texts import MOST
 from gapless.commands.build import build_onnx
 from gapless.errors import UsageError
+from gapless.model_files import MODEL, add_model, is_free
 
 
 @pytest.fixture(autouse=True)
@@ -95,24 +95,22 @@ def test_a_stamp_cannot_make_a_build_delete_other_files(tmp_path: Path) -> None:
 def test_a_folder_of_another_kind_of_model_is_left_alone(tmp_path: Path) -> None:
     version = tmp_path / "chat" / "1"
     version.mkdir(parents=True)
-    (version / MODEL).write_text("from decode import triton_io\n")
+    (version / MODEL).write_text("from decode import stub, triton_io\n")
     model = onnx_model(source=f"onnx:{saved(chain(weights(4, 4)), tmp_path / 'm.onnx')}")
     with pytest.raises(UsageError, match="another kind of model"):
         build_onnx("chat", model, version, tmp_path / "sla.yaml")
     assert [path.name for path in version.iterdir()] == [MODEL]
 
 
-def test_an_engine_brings_its_model_and_leaves_a_configuration_alone(tmp_path: Path) -> None:
-    version = tmp_path / "mine" / "1"
-    version.mkdir(parents=True)
-    assert is_free(version)
-    add_to(version)
-    assert is_free(version)  # its own file
-    config = version.parent / CONFIG
-    assert 'name: "mine"' in config.read_text()
-    config.write_text("changed")
-    add_to(version)
-    assert config.read_text() == "changed"
+def test_each_kind_brings_its_model_and_knows_its_own(tmp_path: Path) -> None:
+    for kind, other in (("llm", "onnx"), ("onnx", "llm")):
+        version = tmp_path / kind / "1"
+        version.mkdir(parents=True)
+        assert is_free(kind, version) and is_free(other, version)
+        add_model(kind, version)
+        assert is_free(kind, version) and not is_free(other, version)
+        add_model(kind, version)
+        assert [path.name for path in version.parent.rglob("*") if path.is_file()] == [MODEL]
 
 
 def test_a_text_model_must_take_all_lengths_and_answer_in_one_size(tmp_path: Path) -> None:

@@ -168,7 +168,11 @@ def planned(checkout: Path, target: str, *more: str) -> list[str]:
 
 TARGETS = {
     "demo": [".venv/bin/gapless demo sla/demo.yaml"],
-    "serve": [".venv/bin/gapless build --sla sla/demo.yaml", ".venv/bin/gapless serve --sla sla/demo.yaml"],
+    "serve": [
+        ".venv/bin/gapless build --sla sla/demo.yaml --profile",
+        ".venv/bin/gapless generate sla/demo.yaml",
+        ".venv/bin/gapless serve",
+    ],
     "test": [".venv/bin/python -m pytest"],
 }
 

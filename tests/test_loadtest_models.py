@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from serving import PICTURE, Serving, add_stand_in, scripted_repository, serve
 
+from config_gen.plan import Tensor
 from config_gen.spec import parse
 from gapless.parts import pick_parts
 from loadtest import capacity, run
@@ -21,7 +22,7 @@ from loadtest.samples import Planned, Sample
 from loadtest.schedule import schedule
 
 SECOND = 10**9
-ARRAYS = 'name: "values" data_type: TYPE_FP32 dims: [ -1, 3 ]'
+ARRAYS = Tensor("values", "TYPE_FP32", (-1, 3))
 SLA = """
 gapless: 1
 tiers: {interactive: {}, batch: {}, bulk: {}}
@@ -130,7 +131,7 @@ def test_answers_that_do_not_come_in_time_are_failures(url: str) -> None:
         ),
         (
             [*texts("embed", "Hello."), Planned("b", "scripted", "bulk", 0, "Hello.", max_tokens=1)],
-            r"^model 'scripted' on .* does not serve tier 'bulk': .*; serve with --sla FILE$",
+            r"^model 'scripted' on .* does not serve tier 'bulk': .*; run gapless generate, and serve anew$",
         ),
     ],
 )
@@ -202,9 +203,10 @@ import typer
 from gapless.commands import demo
 
 def told(what):
-    return lambda name, *more: print("built", what, name)
+    return lambda name, *more, **how: print("built", what, name)
 
 demo.build, demo.build_onnx, demo.BURST = told("llm"), told("onnx"), 3 * 10**9
+demo.planned, demo.generate_repository = lambda sla, repository: "a plan of", told("from")
 typer.run(demo.run)
 """
 
@@ -220,7 +222,7 @@ def test_the_demo_builds_serves_measures_and_loads_all_models(smollm2_dir: Path,
     assert (done.returncode, done.stderr) == (1, "")  # of embed's batch nobody could keep the promise
     lines = done.stdout.splitlines()
     built = [line for line in lines if line.startswith("built")]
-    assert built == ["built llm wheel:any", "built onnx embed", "built onnx classify"]
+    assert built == ["built llm scripted", "built onnx embed", "built onnx classify", "built from a plan of"]
     [sustained] = [float(line.split()[2]) for line in lines if line.startswith("It sustains")]
     told = json.loads((tmp_path / "o.json").read_text())
     assert told["rate_scale"] == pytest.approx(0.6 * sustained / 43, rel=1e-3)

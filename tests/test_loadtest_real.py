@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,11 +14,14 @@ from random import Random
 
 import psutil
 import pytest
+from plans import chat
+from serving import configure
 
 from config_gen.llm_options import options
 from config_gen.spec import parse
 from gapless.child import ChildError, server
 from gapless.commands.demo import LOG, REPOSITORY
+from gapless.model_files import add_model
 from loadtest import capacity, run
 from loadtest.prompts import by_tokenizer
 from loadtest.samples import Planned
@@ -48,12 +50,12 @@ CHAT = SPEC.models["chat"]
 def workplace(smollm2_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with a model repository as a user has it, and the working directory of this file's tests."""
     folder = tmp_path_factory.mktemp("workplace")
-    chat = folder / "model_repository" / "chat"
-    (chat / "1").mkdir(parents=True)
-    shutil.copy(ROOT / "model_repository/chat/config.pbtxt", chat)
-    shutil.copy(ROOT / "model_repository/chat/1/model.py", chat / "1")
+    version = folder / "model_repository" / "chat" / "1"
+    version.mkdir(parents=True)
+    add_model("llm", version)
     for built in smollm2_dir.glob("[!.]*"):
-        os.link(built, chat / "1" / built.name)
+        os.link(built, version / built.name)
+    configure(folder / "model_repository", chat(parameters=options(SPEC, CHAT)))
     (folder / "sla.yaml").write_text(SLA)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -62,7 +64,7 @@ def workplace(smollm2_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture(scope="module")
 def url(workplace: Path) -> Iterator[str]:
-    with server(REPOSITORY, ["chat"], options(SPEC, CHAT), LOG) as where:
+    with server(REPOSITORY, ["chat"], {}, LOG) as where:
         yield where
 
 

@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from sla_files import CHAT, CLASSIFY, EMBED, IDLE, spec, text
+from sla_files import CHAT, CLASSIFY, EMBED, IDLE, spec
 
 from config_gen.spec import SpecError
-from gapless.commands import serve
-from gapless.commands.demo import llm_options
 from gapless.commands.loadtest import judged
 from gapless.errors import UsageError
 from gapless.parts import pick_llm, pick_parts
@@ -127,25 +125,3 @@ def test_who_is_simulated() -> None:
         pick_llm(spec(EMBED), None)
     with pytest.raises(SpecError, match=r"^--model is needed; the file declares chat, other$"):
         pick_llm(spec(CHAT, EMBED, CHAT.replace("chat:", "other:")), None)
-
-
-def test_who_gets_the_options_of_a_served_file(tmp_path: Path) -> None:
-    """The LLM among the served models, whatever stands beside it; nobody where there is none."""
-    file = tmp_path / "sla.yaml"
-    second = CHAT.replace("chat:", "other:")
-    for given in ((CHAT, EMBED), (CHAT, second)):
-        file.write_text(text(*given))
-        assert serve._declared(file, ("chat", "stranger"))["max_model_len"] == "4096"
-    with pytest.raises(UsageError, match=r"^--sla: chat, other would all get the limits of one LLM; name one of them"):
-        serve._declared(file, ("chat", "other"))
-    with pytest.raises(UsageError, match=r"declares chat, other, not stranger; name what it declares by --model$"):
-        serve._declared(file, ("stranger",))
-    file.write_text(text(CHAT, EMBED))
-    assert serve._declared(file, ("embed",)) == {}
-
-
-def test_the_demo_serves_one_llm_beside_any_other_models() -> None:
-    assert llm_options(spec(EMBED, CHAT))["max_model_len"] == "4096"
-    assert llm_options(spec(EMBED)) == {}
-    with pytest.raises(SpecError, match=r"^models: chat, other are of kind llm; the demo serves one"):
-        llm_options(spec(CHAT, CHAT.replace("chat:", "other:")))

@@ -210,7 +210,7 @@ def test_what_cannot_be_loaded_is_told_in_one_line() -> None:
             load(url, planned([0.1], model="other"), 0.2)
         with pytest.raises(
             run.LoadtestError,
-            match=r"does not serve tier 'bulk': tier 'bulk' is not allowed; api; serve with --sla FILE$",
+            match=r"does not serve tier 'bulk': tier 'bulk' is not allowed; api; run gapless generate, and serve anew$",
         ):
             load(url, planned([0.1], "bulk"), 0.2)
 

@@ -28,8 +28,6 @@ def free_ports(count: int) -> list[int]:
 
 def test_plain_tritonserver_loads_the_repository_and_answers(smollm2_dir: Path, tmp_path: Path) -> None:
     repository = chat_repository(tmp_path / "repository", smollm2_dir)
-    config = repository / "chat" / "config.pbtxt"
-    config.write_text(config.read_text().replace("2GiB", "64MiB"))
     clean = {name: value for name, value in os.environ.items() if not name.startswith("GAPLESS_")}
     server = find_server(clean)
     http, grpc, metrics = free_ports(3)

@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from serving import CHAT, ROOT, region, scripted_repository, serve, wait_for
+from plans import chat
+from serving import CHAT_MODEL, ROOT, SMALL, configure, region, scripted_repository, serve, wait_for
 
 PROMPT = "the quick brown fox jumps over the lazy dog"
 LONG = {"sampling_parameters": {"max_tokens": 1900}}
@@ -111,8 +112,8 @@ def test_bad_words_on_the_command_line(arguments: list[str], words: str) -> None
 def test_a_model_without_weights_says_what_to_run(tmp_path: Path) -> None:
     version = tmp_path / "chat" / "1"
     version.mkdir(parents=True)
-    (version / "model.py").write_text((CHAT / "1" / "model.py").read_text())
-    (tmp_path / "chat" / "config.pbtxt").write_text((CHAT / "config.pbtxt").read_text())
+    (version / "model.py").write_text(CHAT_MODEL.read_text())
+    configure(tmp_path, chat(parameters=SMALL))
     status, line = failing("--model-repository", str(tmp_path))
     assert status == 1 and line.endswith("holds no weights; run gapless build chat")
 

@@ -13,7 +13,7 @@ import onnx
 import pytest
 import tritonclient.grpc as grpcclient
 from engine_clients import ask, counts, get, infer, stub_of
-from engine_models import array_graph, build, graph, repository, stamped
+from engine_models import array_graph, batch, build, graph, repository, stamped
 from onnx import TensorProto, helper
 from serving import Serving, serve
 from tritonclient.utils import InferenceServerException
@@ -45,10 +45,9 @@ def models(folder: Path) -> Path:
         for name, made in {"looked": looked, "flat": flat, "named": named, "alone": alone}.items()
     }
     where = repository(folder / "repository", sums=sums, small=sums, **hand)
-    config = where / "small" / "config.pbtxt"
-    config.write_text(config.read_text() + "max_batch_size: 1\n")
-    looked_config = where / "looked" / "config.pbtxt"  # waits, so that requests meet in one batch
-    looked_config.write_text(looked_config.read_text().replace("2000", "300000"))
+    batch(where, "small", 1)
+    batch(where, "looked", delay=0.3)  # so that requests meet in one batch
+    (where / "sums" / "config.pbtxt").write_text('name: "sums" backend: "python" instance_group { kind: KIND_CPU }')
     return where
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from efficientnet_lite_pytorch import EfficientNet
 from engine_clients import get, infer, texts
-from engine_models import efficientnet, repository
+from engine_models import batch, efficientnet, repository
 from numpy.typing import NDArray
 from PIL import Image
 from serving import Serving, serve
@@ -28,8 +28,7 @@ PHOTOGRAPHS = ("astronaut", "chelsea", "coffee", "rocket")
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     folder = tmp_path_factory.mktemp("pictures")
     where = repository(folder / "repository", classify=efficientnet())
-    config = where / "classify" / "config.pbtxt"  # waits, so that requests meet in one batch
-    config.write_text(config.read_text().replace("2000", "100000"))
+    batch(where, "classify", delay=0.1)  # so that requests meet in one batch
     with serve(where, folder, model="classify") as serving:
         yield serving
 

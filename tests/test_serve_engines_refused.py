@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine_models import REBUILD, array_engine, graph, repository, stamped, text_engine
+from engine_models import REBUILD, array_engine, batch, graph, repository, stamped, text_engine
 from onnx import TensorProto, helper
 from serving import ROOT
 
@@ -68,8 +68,7 @@ def test_a_stamp_of_another_format(words: Path, tmp_path: Path) -> None:
 
 
 def test_a_batch_larger_than_the_engine_was_built_for(words: Path, tmp_path: Path) -> None:
-    config = words / "words" / "config.pbtxt"
-    config.write_text(config.read_text() + "max_batch_size: 5\n")
+    batch(words, "words", 5)
     line = refused(words, tmp_path)
     assert "max_batch_size: 5 is not allowed; this engine was built for 4" in line
 

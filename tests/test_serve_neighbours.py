@@ -8,7 +8,9 @@ import shutil
 import signal
 from pathlib import Path
 
-from serving import Serving, scripted_repository, serve, wait_for
+from serving import Serving, configure, scripted_repository, serve, wait_for
+
+from config_gen.plan import ModelPlan, Tensor
 
 PROMPT = "the quick brown fox jumps over the lazy dog"
 LONG = {"sampling_parameters": {"max_tokens": 1900}}
@@ -38,7 +40,8 @@ def test_a_model_that_dies_beside_another_is_loaded_again(smollm2_dir: Path, tmp
     repository = scripted_repository(tmp_path / "repository", smollm2_dir, 0.005)
     (repository / "bystander" / "1").mkdir(parents=True)
     source = Path(__file__).parent / "models" / "bystander"
-    shutil.copy(source / "config.pbtxt", repository / "bystander")
+    said, told = (Tensor(f"text_{way}put", "TYPE_STRING", (1,)) for way in ("in", "out"))
+    configure(repository, ModelPlan("bystander", (), (said,), (told,)))
     shutil.copy(source / "model.py", repository / "bystander" / "1")
     with serve(repository, tmp_path, model="scripted") as serving:
         assert bystander_answers(serving)

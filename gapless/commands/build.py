@@ -22,10 +22,10 @@ from builders.llm import Built, build_llm
 from config_gen.spec import OnnxModel, SpecError, load
 from decode.executors.model_config import ModelConfig
 from decode.text import Tokenizer
-from engines.served import add_to, is_free
 from gapless.build_report import engine_json, show_engine
 from gapless.errors import UsageError
 from gapless.machine import describe
+from gapless.model_files import Kind, add_model, is_free
 from gapless.parts import REPOSITORY
 from gapless.results import check_outputs, write_json
 from gapless.signals import leave_like_an_exception
@@ -62,10 +62,28 @@ def _loadable(directory: Path) -> None:
     Tokenizer.load(directory)
 
 
-def build(source: str, out: Path, *, force: bool = False, console: Console | None = None) -> Built:
+def _check_place(kind: Kind, out: Path, name: str) -> None:
+    """Raise UsageError when a model of another kind lies there."""
+    if not is_free(kind, out):
+        raise UsageError(f"{out}: holds another kind of model; give this one another name than '{name}'")
+
+
+def _add_model(kind: Kind, out: Path) -> None:
+    """Put `model.py` beside what was built, if that is a version of a model, which Triton can load."""
+    if out.name.isdigit():
+        try:
+            add_model(kind, out)
+        except OSError as error:
+            raise UsageError(f"{error.filename or out}: {error.strerror}; the model itself is built") from None
+
+
+def build(name: str, source: str, out: Path, *, force: bool = False) -> Built:
     """Build one LLM with a progress bar; for other commands that need it built."""
-    with _Bar(console or Console(stderr=True)) as bar:
-        return build_llm(source, out, force=force, check=_loadable, progress=bar)
+    _check_place("llm", out, name)
+    with _Bar(Console(stderr=True)) as bar:
+        made = build_llm(source, out, force=force, check=_loadable, progress=bar)
+    _add_model("llm", out)
+    return made
 
 
 def build_onnx(
@@ -79,17 +97,12 @@ def build_onnx(
     rebuild = f"gapless build {name} --sla {shlex.quote(str(sla))}"
     if out != REPOSITORY / name / "1":
         rebuild += f" --out {shlex.quote(str(out))}"
-    if not is_free(out):
-        raise UsageError(f"{out}: holds another kind of model; give this one another name than '{name}'")
+    _check_place("onnx", out, name)
     with _Bar(Console(stderr=True)) as bar:
         made = build_engine(
             name, model, out, rebuild=rebuild, machine=describe(), profile=profile, force=force, tell=bar
         )
-    if out.name.isdigit():  # a version of a model: Triton can load it
-        try:
-            add_to(out)
-        except OSError as error:
-            raise UsageError(f"{error.filename or out}: {error.strerror}; the engine itself is built") from None
+    _add_model("onnx", out)
     show_engine(made, Console())
     return engine_json(made)
 
@@ -138,7 +151,7 @@ def _wanted(declared: Sequence[str], names: Sequence[str], sla: Path) -> list[st
 
 
 def _llm(name: str, source: str, out: Path, force: bool) -> dict[str, Any]:
-    built = build(source, out, force=force)
+    built = build(name, source, out, force=force)
     table = Table(title=f"{name}: {'up to date' if built.up_to_date else 'built'}", show_header=False)
     rows = {
         "source": built.source,

@@ -1,4 +1,4 @@
-"""`gapless demo`: builds all models of a file, serves them, measures what the machine sustains, loads 60 %, judges.
+"""`gapless demo`: builds, configures and serves the models of a file, measures what they sustain, loads 60 %, judges.
 
 Wires the other commands; the server it starts is gone when it ends, however it ends.
 """
@@ -14,13 +14,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from config_gen.llm_options import options
 from config_gen.percentiles import samples_needed
-from config_gen.spec import LlmModel, Spec, SpecError, load
+from config_gen.spec import LlmModel, Spec, load
 from gapless.child import server
 from gapless.commands.build import build, build_onnx
 from gapless.commands.loadtest import duration_option, load_models, progress_bar, tell
+from gapless.generation import generate_repository
 from gapless.parts import REPOSITORY, loaded, pick_parts
+from gapless.planning import planned
 from gapless.results import check_outputs
 from gapless.signals import leave_like_an_exception
 from loadtest import capacity
@@ -48,7 +49,8 @@ def run(
     spec = load(sla)
     parts = built(console, spec, sla)
     console.print("Starting the server …")
-    with server(REPOSITORY, list(spec.models), llm_options(spec), LOG) as url:
+    generate_repository(planned(sla, REPOSITORY), REPOSITORY, sla)
+    with server(REPOSITORY, list(spec.models), {}, LOG) as url:
         sustained, scale = fit(console, url, parts, seed)
         duration = duration or long_enough(parts, scale, seed)
         console.print(f"Loading it for {duration / 1e9:g} s …", highlight=False)
@@ -65,22 +67,14 @@ def run(
 
 def built(console: Console, spec: Spec, sla: Path) -> list[Part]:
     """Build every model of the file; those that have traffic, with texts counted by what was built."""
-    llm_options(spec), loaded(spec, None)  # raise what cannot be done before minutes are spent on building
+    loaded(spec, None)  # raises what cannot be done before minutes are spent on building
     for name, model in spec.models.items():
         console.print(f"Building {name} from {model.source} …", highlight=False)
         if isinstance(model, LlmModel):
-            build(model.source, REPOSITORY / name / "1")
-        else:
-            build_onnx(name, model, REPOSITORY / name / "1", sla)
+            build(name, model.source, REPOSITORY / name / "1")
+        else:  # with what its batches take, which the plan is made of
+            build_onnx(name, model, REPOSITORY / name / "1", sla, profile=True)
     return pick_parts(spec, None)
-
-
-def llm_options(spec: Spec) -> dict[str, str]:
-    """The file's limits for its LLM, if it declares one. Raises SpecError when it declares several."""
-    llms = {name: model for name, model in spec.models.items() if isinstance(model, LlmModel)}
-    if len(llms) > 1:
-        raise SpecError(f"models: {', '.join(llms)} are of kind llm; the demo serves one of them beside other kinds")
-    return next((options(spec, model) for model in llms.values()), {})
 
 
 def fit(console: Console, url: str, parts: Sequence[Part], seed: int) -> tuple[float, float]:

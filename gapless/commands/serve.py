@@ -13,9 +13,9 @@ from typing import Annotated
 
 import typer
 
-from config_gen.llm_options import options as declared_options
-from config_gen.spec import LlmModel, load
+from config_gen.repository import CONFIG
 from decode.options import ServiceOptions
+from gapless import serve_flags
 from gapless.errors import UsageError
 from gapless.results import check_outputs
 from gapless.supervisor import Launcher, Plan
@@ -39,7 +39,6 @@ def run(
     grpc_port: Annotated[int, typer.Option(help="0 picks a free one.")] = 8001,
     metrics_port: Annotated[int, typer.Option(help="0 picks a free one.")] = 8002,
     drain_timeout: Annotated[float, typer.Option(help="Seconds that running requests get after SIGTERM.")] = 30.0,
-    sla: Annotated[Path | None, typer.Option(help="SLA file: its tiers, targets and limits for the model.")] = None,
     option: Annotated[list[str] | None, typer.Option(help="key=value: overrides a parameter of config.pbtxt.")] = None,
     ready_file: Annotated[Path | None, typer.Option(help="JSON file with ports and pids, there while ready.")] = None,
     log_file: Annotated[Path | None, typer.Option(help="Where tritonserver's log goes. Default: stderr.")] = None,
@@ -64,8 +63,8 @@ def run(
         grpc_port=ports["grpc"],
         metrics_port=ports["metrics"],
         drain_timeout=drain_timeout,
-        options=_options(_declared(sla, models), option or []),
-        flags=(*_flags_without_gpu(), *(flags or ())),
+        options=_options(option or []),
+        flags=(*_flags_without_gpu(), *serve_flags.read(model_repository), *(flags or ())),
         ready_file=ready_file,
     )
     server = find_server()
@@ -98,14 +97,14 @@ def _introduce(plan: Plan, host: str, chat: list[str]) -> None:
 def _models(repository: Path, wanted: list[str]) -> tuple[str, ...]:
     """Models to load: those wanted, else all. Raises UsageError."""
     try:
-        there = sorted(path.name for path in repository.iterdir() if (path / "config.pbtxt").exists())
+        there = sorted(path.name for path in repository.iterdir() if (path / CONFIG).exists())
     except (FileNotFoundError, NotADirectoryError):
         raise UsageError(f"--model-repository: {repository} is not a folder") from None
     except OSError as error:
         name = str(repository) if len(str(repository)) <= 100 else f"{str(repository)[:97]}..."
         raise UsageError(f"--model-repository: {name}: {error.strerror}; give a folder of models") from None
     if not there:
-        raise UsageError(f"--model-repository: {repository} holds no model (no */config.pbtxt)")
+        raise UsageError(f"--model-repository: {repository} holds no model (no */{CONFIG}); run gapless generate")
     for name in wanted:
         if name not in there:
             raise UsageError(f"--model: {name} is not in {repository}; it holds {', '.join(there)}")
@@ -143,35 +142,14 @@ def _ports(host: str, wanted: dict[str, int]) -> dict[str, int]:
     return ports
 
 
-def _declared(sla: Path | None, models: tuple[str, ...]) -> dict[str, str]:
-    """What an SLA file says of the LLM that is served; models of other kinds need no options.
-
-    Raises SpecError, or UsageError when it is not one LLM, or when the file does not know what is served.
-    """
-    if sla is None:
-        return {}
-    spec = load(sla)
-    served = [declared for name in models if isinstance(declared := spec.models.get(name), LlmModel)]
-    if len(served) == 1:
-        return declared_options(spec, served[0])
-    if served:
-        llms = [name for name in models if isinstance(spec.models.get(name), LlmModel)]
-        raise UsageError(f"--sla: {', '.join(llms)} would all get the limits of one LLM; name one of them by --model")
-    if strangers := [name for name in models if name not in spec.models]:
-        raise UsageError(
-            f"--sla: {sla} declares {', '.join(spec.models)}, not {', '.join(strangers)}; name what it declares by "
-            "--model"
-        )
-    return {}
-
-
-def _options(options: dict[str, str], words: list[str]) -> dict[str, str]:
-    """Options, `key=value` words over them, checked as the model will check them. Raises UsageError, ConfigError."""
+def _options(words: list[str]) -> dict[str, str]:
+    """Options from `key=value` words, checked as the model will check them. Raises UsageError, ConfigError."""
+    options: dict[str, str] = {}
     for word in words:
         key, equals, value = word.partition("=")
         if not equals:
             raise UsageError(f"--option: {word!r} is not allowed; key=value")
-        options = options | {key: value}
+        options[key] = value
     ServiceOptions.from_parameters(options)
     return options
 

@@ -1,0 +1,1 @@
+"""`model.py`: what a folder of Triton's model repository holds beside the weights of an LLM."""
