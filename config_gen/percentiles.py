@@ -26,6 +26,11 @@ def samples_needed(q: Fraction) -> int:
     return ceil(1 / (1 - q))
 
 
+def mean(samples: Sequence[float]) -> float:
+    """Arithmetic mean of at least one sample."""
+    return samples.total / len(samples) if isinstance(samples, Counted) else sum(samples) / len(samples)
+
+
 class Counted(Sequence[float]):
     """Ascending values, each with how often it stands there: a sequence that is as long as their sum."""
 
@@ -33,6 +38,7 @@ class Counted(Sequence[float]):
         self._values = sorted(counts)
         self._ends = list(accumulate(counts[value] for value in self._values))
         self._unit = unit
+        self.total = unit * sum(value * count for value, count in counts.items())
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0

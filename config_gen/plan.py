@@ -6,7 +6,7 @@ Data only; must not know how it was found, or how it is written as files.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 from config_gen.batching import Batching
@@ -88,14 +88,30 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True)
+class Expectation:
+    """What a simulation at the declared rates saw of one tier, whether or not it has a target. ns; see Prediction."""
+
+    model: str
+    tier: str
+    metric: str
+    p50: float
+    p99: float
+    mean: float
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """`flags` are those of tritonserver. `advice` is empty when all targets are kept, else what would do, in lines."""
+    """`expected` holds every tier that sends; `executing` the mean ns of an execution of each batchable model.
+
+    `flags` are those of tritonserver. `advice` is empty when all targets are kept, else what would do, in lines."""
 
     models: tuple[ModelPlan, ...]
     predictions: tuple[Prediction, ...]
     cards: int
     flags: tuple[Knob, ...] = ()
     advice: tuple[str, ...] = ()
+    expected: tuple[Expectation, ...] = ()
+    executing: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def held(self) -> bool:

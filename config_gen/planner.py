@@ -13,8 +13,8 @@ from config_gen.arrivals import chance
 from config_gen.facts import Facts, LlmFacts
 from config_gen.llm_search import LlmSearch
 from config_gen.placing import DoesNotFitError, Need, place, slice_of
-from config_gen.plan import ModelPlan, Plan, Prediction
-from config_gen.predicting import predict
+from config_gen.plan import Expectation, ModelPlan, Plan, Prediction
+from config_gen.predicting import expect, predict
 from config_gen.reasons import model_plan
 from config_gen.serving import HOST, Unary
 from config_gen.settling import Choice, Group, Search
@@ -46,6 +46,8 @@ class Attempt:
     seats: Mapping[str, tuple[int, ...]]
     choices: Mapping[str, Choice]
     predictions: tuple[Prediction, ...]
+    expected: tuple[Expectation, ...]
+    executing: Mapping[str, float]
     groups: tuple[Group, ...] = field(repr=False, default=())
 
     @property
@@ -124,16 +126,29 @@ class Planner:
         sharers = {card: sum(card in found for found in seats.values()) for card in range(cards)}
         searches, devices = self._searches(seats, sharers)
         groups, choices, predictions = [], dict[str, Choice](), list[Prediction]()
+        expected, executing = list[Expectation](), dict[str, float]()
         for names in _groups(seats):
             group = Group({name: searches[name] for name in names}, devices, 1 + self.spec.headroom)
             self._tell(f"planning {', '.join(names)}", len(choices) / len(seats))
             settled = group.settle()
             choices |= settled.choices
-            predictions += predict(group, settled.choices, 1 + self.spec.headroom)
+            declared = group.observe(settled.choices, 1.0)
+            predictions += predict(group, settled.choices, declared, 1 + self.spec.headroom)
+            expected += expect(declared)
+            executing |= declared.executing
             groups.append(group)
         order = list(self.spec.models)
-        predictions.sort(key=lambda found: order.index(found.model))
-        return Attempt(cards, seats, {name: choices[name] for name in order}, tuple(predictions), tuple(groups))
+        for found in (predictions, expected):
+            found.sort(key=lambda one: order.index(one.model))
+        return Attempt(
+            cards,
+            seats,
+            {name: choices[name] for name in order},
+            tuple(predictions),
+            tuple(expected),
+            executing,
+            tuple(groups),
+        )
 
     def _searches(
         self, seats: Mapping[str, tuple[int, ...]], sharers: Mapping[int, int]
@@ -191,7 +206,14 @@ def plan(
             best = attempt
     assert best is not None
     told = () if best.held else _advice(planner, best, corrections or {})
-    return Plan(_models(planner, best), best.predictions, best.cards, advice=told)
+    return Plan(
+        _models(planner, best),
+        best.predictions,
+        best.cards,
+        advice=told,
+        expected=best.expected,
+        executing=best.executing,
+    )
 
 
 def _advice(planner: Planner, nearest: Attempt, corrections: Mapping[str, Correction]) -> tuple[str, ...]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from fractions import Fraction
 from math import isinf
 
-from config_gen.plan import Prediction
+from config_gen.percentiles import mean, percentile
+from config_gen.plan import Expectation, Prediction
 from config_gen.promises import BUSY, Promise, promises
 from config_gen.quantity import show_duration
 from config_gen.serving import Observed
@@ -15,9 +17,9 @@ QUIET = 0.02  # times the declared rates: a request meets no other
 EFFORT = 0.34
 
 
-def predict(group: Group, choices: Mapping[str, Choice], scale: float) -> Iterator[Prediction]:
-    """One prediction for each promise of the group's models."""
-    declared, stressed = group.observe(choices, 1.0), group.observe(choices, scale)
+def predict(group: Group, choices: Mapping[str, Choice], declared: Observed, scale: float) -> Iterator[Prediction]:
+    """One prediction for each promise of the group's models. `declared`: observed at the declared rates."""
+    stressed = group.observe(choices, scale)
     quiet = group.observe(choices, QUIET, EFFORT)
     several = len(choices) > 1
     alone = {name: Group({name: group.searches[name]}, group.devices, scale) for name in choices} if several else {}
@@ -55,3 +57,11 @@ def _binding(promise: Promise, together: float, quiet: float, alone: float) -> s
     }
     largest = max(parts, key=lambda part: parts[part])
     return f"{largest}: {show_duration(parts[largest])} of {show_duration(together)}"
+
+
+def expect(declared: Observed) -> Iterator[Expectation]:
+    """What every tier that sends gets."""
+    for (model, tier, metric), latencies in declared.latencies.items():
+        if len(latencies):
+            p50, p99 = (percentile(latencies, Fraction(q, 100)) for q in (50, 99))
+            yield Expectation(model, tier, metric, p50, p99, mean(latencies))

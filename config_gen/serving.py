@@ -14,7 +14,7 @@ from fractions import Fraction
 from config_gen.arrivals import Arrival, arrivals, unary_arrivals
 from config_gen.batcher import Arrived, Batcher
 from config_gen.batching import Batching
-from config_gen.device import Shared
+from config_gen.device import Place, Shared
 from config_gen.events import Events
 from config_gen.llm_load import requests
 from config_gen.llm_server import LlmServer
@@ -77,11 +77,13 @@ class Load:
 class Observed:
     """What came of a load: latencies in ns of every model, tier and metric (infinite: refused), how busy devices were.
 
+    `executing` is the mean ns of an execution of each batchable model, with what others on its device cost it.
     `pages` is the largest share of KV pages in use of each LLM, `preemptions` how often it evicted.
     """
 
     latencies: dict[tuple[str, str, str], Sequence[float]] = field(default_factory=dict)
     busy: dict[str, float] = field(default_factory=dict)
+    executing: dict[str, float] = field(default_factory=dict)
     pages: dict[str, float] = field(default_factory=dict)
     preemptions: dict[str, int] = field(default_factory=dict)
 
@@ -89,6 +91,25 @@ class Observed:
         """The percentile, or None where nothing was sent."""
         found = self.latencies.get((model, tier, metric))
         return percentile(found, q) if found else None
+
+
+class Metered:
+    """A place that sums up how long its executions took."""
+
+    def __init__(self, events: Events, place: Place) -> None:
+        self._events, self._place = events, place
+        self.total = self.count = 0
+
+    def begin(self, work: float, done: Callable[[], None]) -> None:
+        """See Shared.begin."""
+        began = self._events.now
+
+        def ended() -> None:
+            self.total += self._events.now - began
+            self.count += 1
+            done()
+
+        self._place.begin(work, ended)
 
 
 class Run:
@@ -101,6 +122,7 @@ class Run:
         self._unary: dict[tuple[str, str, str], list[float]] = defaultdict(list)
         self._recorders: dict[str, Recorder] = {}
         self._engines: dict[str, list[LlmServer]] = {}
+        self._meters: dict[str, list[Metered]] = {}
         self._around = {one.name: one.around for one in served}
         for one in served:
             if isinstance(one, Unary):
@@ -123,6 +145,8 @@ class Run:
             engines = self._engines[name]
             found.pages[name] = max(engine.pages_peak for engine in engines)
             found.preemptions[name] = sum(engine.engine.stats().preemptions for engine in engines)
+        for name, meters in self._meters.items():
+            found.executing[name] = sum(m.total for m in meters) / max(1, sum(m.count for m in meters))
         span = max(1, self._events.now)
         for name, device in self._devices.items():
             found.busy[name] = device.busy / (span * device.capacity)
@@ -149,9 +173,10 @@ class Run:
             taken = float("inf") if reason else moment - request.at + one.around
             self._unary[one.name, str(request.tag), "e2e"].append(taken)
 
-        batchers = [
-            Batcher(events, one.batching, self._devices[name].place(one.width), one.cost, ended) for name in one.devices
+        meters = self._meters[one.name] = [
+            Metered(events, self._devices[name].place(one.width)) for name in one.devices
         ]
+        batchers = [Batcher(events, one.batching, meter, one.cost, ended) for meter in meters]
         dealt = 0
 
         def take(arrival: Arrival) -> None:
