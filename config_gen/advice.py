@@ -51,7 +51,7 @@ def _looser(predictions: Sequence[Prediction]) -> Iterator[str]:
 
 def _rounded_up(ns: float) -> float:
     """To two digits, upward."""
-    step = 10 ** (int(log10(ns)) - 1)
+    step: int = 10 ** (int(log10(ns)) - 1)
     return ceil(ns / step) * step
 
 

@@ -21,11 +21,12 @@ from decode.executors.model_config import ModelConfig
 from decode.options import ServiceOptions
 from engines import tensors
 from engines.stamp import TENSORRT, Stamp
+from gapless.corrections import LAW
+from gapless.corrections import read as corrections_of
 from gapless.engine_plan import planned_tensors
 from gapless.errors import UsageError
 from gapless.parts import REPOSITORY
 
-LAW = "law.json"  # beside an LLM: what its steps cost here
 PROCESS = 600 * 2**20  # bytes of a Python process with torch, before it holds a weight
 SMALLER = ("fp16", "int8")  # that a plan may advise on a card
 
@@ -36,12 +37,13 @@ def planned(
     corrections: Mapping[str, Correction] | None = None,
     tell: Tell = quiet,
 ) -> Plan:
-    """The plan of a file for the models built in `repository`.
+    """The plan of a file for the models built in `repository`, by default with the corrections that lie there.
 
     Raises SpecError, PlanError, UsageError, EngineError, LawError, ModelError or GpuError, one line per mistake.
     """
     spec = load(sla)
-    return plan(spec, facts(spec, sla, repository), corrections, tell)
+    known = facts(spec, sla, repository)
+    return plan(spec, known, corrections_of(repository) if corrections is None else corrections, tell)
 
 
 def facts(spec: Spec, sla: Path, repository: Path) -> dict[str, Facts]:
