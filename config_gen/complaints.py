@@ -28,7 +28,7 @@ WANTED = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
     "model_attributes_type": "a mapping with the key kind and those of its kind",
-    "string_type": "a text",
+    "string_type": "a text (in quotes)",
     "tuple_type": "a list",
 }
 BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}

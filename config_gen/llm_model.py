@@ -40,8 +40,11 @@ class LlmModel(Section):
     """A language model. What is not pinned of its limits is planned."""
 
     kind: Literal["llm"]
+    """A language model: prompts in, tokens out one by one."""
     source: LlmSource
+    """Where the weights are."""
     weights: Literal["fp32", "bf16", "fp16", "int8"] = "fp32"
+    """What they are computed in."""
     max_model_len: Count = 4096
     """Most tokens of a request, prompt and answer together."""
     max_num_seqs: Annotated[int, Field(strict=True, ge=1, le=MOST_SEQS)] | None = None

@@ -7,10 +7,20 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
 from config_gen.fields import Delay, Flag, Memory, Number, OnnxSource, Rate, Section, Share
 from config_gen.sections import Lengths, Targets
+from config_gen.sla_text import show
 
 METRIC = r"^(cosine|top1|max_abs_error|[\w.]+:\w+)$"
 CAPABILITY = r"^\d{1,2}\.\d$"
@@ -25,9 +35,13 @@ class Accuracy(Section):
     """
 
     metric: Annotated[str, Field(pattern=METRIC)]
+    """cosine, top1, max_abs_error or module:callable."""
     min: Number | None = None
+    """Least mean over all items."""
     worst: Number | None = None
+    """Least of any item."""
     max: Annotated[Number, Field(gt=0)] | None = None
+    """Most of any item."""
 
     @model_validator(mode="after")
     def _has_its_bound(self) -> Accuracy:
@@ -55,8 +69,11 @@ class Image(Section):
     """How a picture becomes a model's input: `size` pixels square, each channel (value - mean) / std, of 0 to 255."""
 
     size: Annotated[int, Field(strict=True, ge=8, le=4096)]
+    """Pixels on each side."""
     mean: tuple[Mean, Mean, Mean] = (0.0, 0.0, 0.0)
+    """Of red, green and blue."""
     std: tuple[Deviation, Deviation, Deviation] = (255.0, 255.0, 255.0)
+    """Of red, green and blue."""
 
 
 class Engine(Section):
@@ -66,11 +83,17 @@ class Engine(Section):
     """
 
     runtime: Literal["auto", "onnxruntime", "tensorrt", "tensorrt_rtx"] = "auto"
-    compute_capability: tuple[Annotated[str, Field(pattern=CAPABILITY)], ...] = ()  # (): of the GPU here
+    """What runs it."""
+    compute_capability: tuple[Annotated[str, Field(pattern=CAPABILITY)], ...] = ()
+    """Of the GPUs that plans are compiled for, as '8.9'; without one, of the GPU here."""
     workspace: Memory | None = None
+    """Of the card, that a kernel may use to compute."""
     tf32: Flag = False
+    """Whether fp32 may be computed in TF32."""
     version_compatible: Flag = False
+    """Whether later versions of TensorRT can load the plan."""
     hardware_compatible: Flag = False
+    """Whether GPUs of other compute capabilities can."""
 
 
 class OnnxTraffic(Section):
@@ -92,6 +115,8 @@ class ResponseCache(Section):
 
 
 def _as_list(value: object) -> object:
+    if not isinstance(value, str | list | tuple):
+        raise ValueError(f"{show(value)} is not allowed; one text or a list of them")
     return (value,) if isinstance(value, str) else value
 
 
@@ -101,7 +126,20 @@ def _in_one_piece(promised: Targets) -> Targets:
     return promised
 
 
-Data = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_as_list)]
+_ONE = {"type": "string", "minLength": 1}
+
+
+def _has_what_is_sent(traffic: OnnxTraffic, info: ValidationInfo) -> OnnxTraffic:
+    if traffic.length is not None and info.data.get("image") is not None:
+        raise ValueError("length is given, and the model takes pictures; allowed: rate")
+    return traffic
+
+
+Data = Annotated[
+    tuple[Annotated[str, Field(min_length=1)], ...],
+    BeforeValidator(_as_list),
+    WithJsonSchema({"anyOf": [_ONE, {"type": "array", "items": _ONE}], "examples": ["wheel:scikit-learn", "data.npz"]}),
+]
 SERVING = ("targets", "traffic", "instances", "queue_delay", "response_cache")  # fields that no engine depends on
 
 
@@ -110,18 +148,32 @@ class OnnxModel(Section):
 
     `calibration` (for ranges) and `evaluation` (for the gate) name data, one or a list: a file .npz or .txt, a folder
     of pictures, wheel:NAME or wheel:NAME/PATTERN (pictures inside a package), module:callable. Without `evaluation`
-    the items of `calibration` are split.
+    the items of `calibration` are split. Texts need neither: they have the sentences that load tests send.
     """
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "if": {"properties": {"precision": {"enum": ["fp16", "int8"]}}, "required": ["precision"]},
+            "then": {"required": ["accuracy"]},
+        }
+    )
+
     kind: Literal["onnx"]
+    """Any batchable model: a request gets its answer in one piece."""
     source: OnnxSource
+    """Where the weights or the graph are."""
     precision: Literal["fp32", "fp16", "int8"] = "fp32"
     """The best one to try; a lower one that is not worth its error is not taken."""
     accuracy: Annotated[Accuracy | None, Field(validate_default=True)] = None
+    """The gate that a precision below fp32 must pass."""
     on_gate_failure: Literal["fallback", "fail"] = "fallback"
-    calibration: Annotated[Data, Field(validate_default=True)] = ()
+    """What happens where one does not: the next better precision is taken, or nothing is built."""
+    calibration: Data = ()
+    """Data that ranges are taken from: FILE.npz, FILE.txt, FOLDER, wheel:NAME[/PATTERN], MODULE:CALLABLE, or a list."""
     evaluation: Data = ()
+    """Data for the gate; without any, the items of calibration are split."""
     max_batch_size: Annotated[int, Field(strict=True, ge=1, le=1024)] = 32
+    """Most items computed at once."""
     max_length: Annotated[int, Field(strict=True, ge=1, le=131072)] = 256
     """Tokens of a text; longer ones are cut."""
     tokenizer: Annotated[str, Field(min_length=1)] | None = None
@@ -129,6 +181,7 @@ class OnnxModel(Section):
     image: Image | None = None
     """Of a source that does not say."""
     engine: Engine = Engine()
+    """How it is compiled and run."""
     instances: Annotated[int, Field(strict=True, ge=1, le=256)] | None = None
     """Copies that compute beside each other, on each card or on the host."""
     queue_delay: Delay | None = None
@@ -137,7 +190,7 @@ class OnnxModel(Section):
     """None: every request is computed."""
     targets: dict[str, Annotated[Targets, AfterValidator(_in_one_piece)]] = Field(default_factory=dict)
     """What is promised, by tier."""
-    traffic: dict[str, OnnxTraffic] = Field(default_factory=dict)
+    traffic: dict[str, Annotated[OnnxTraffic, AfterValidator(_has_what_is_sent)]] = Field(default_factory=dict)
     """What is sent, by tier."""
 
     @field_validator("accuracy")
@@ -147,14 +200,6 @@ class OnnxModel(Section):
         if accuracy is None and precision != "fp32":
             raise ValueError(f"is missing; precision {precision} needs a gate to pass")
         return accuracy
-
-    @field_validator("calibration")
-    @classmethod
-    def _calibrates(cls, data: Data, info: ValidationInfo) -> Data:
-        precision = info.data.get("precision", "fp32")
-        if not data and precision != "fp32":
-            raise ValueError(f"is missing; precision {precision} needs data")
-        return data
 
     @field_validator("evaluation")
     @classmethod

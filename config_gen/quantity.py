@@ -30,7 +30,8 @@ def _parse(value: object, kind: str, units: Mapping[str, int | Fraction], unit: 
     """The number in `value` times its unit. `unit` is the one shown when it is missing."""
     allowed = f"a {kind} such as {'8' if unit.startswith('/') else '40'}{unit} (units: {', '.join(units)})"
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        raise QuantityError(f"{reprlib.repr(value)} is not a {kind}; write {allowed}")
+        shown = str(value).lower() if isinstance(value, bool) else reprlib.repr(value)
+        raise QuantityError(f"{shown} is not a {kind}; write {allowed}")
     text = str(value).strip()
     if len(text) > _LONGEST:
         raise QuantityError(f"'{text[:37]}...' is too long for a {kind}; write {allowed}")
@@ -39,7 +40,8 @@ def _parse(value: object, kind: str, units: Mapping[str, int | Fraction], unit: 
         raise QuantityError(f"'{text}' is not a {kind}; write {allowed}")
     number, found = match.groups()
     if not found:
-        raise QuantityError(f"'{text}' has no unit; write {text}{unit}")
+        whole = f"{float(Fraction(number) * 100):g}% or " if unit == "%" and Fraction(number) <= 1 else ""
+        raise QuantityError(f"'{text}' has no unit; write {whole}{text}{unit}")
     if found not in units:
         raise QuantityError(f"'{text}' has the unknown unit '{found}'; allowed: {', '.join(units)}")
     return Fraction(number) * units[found]

@@ -8,13 +8,13 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from config_gen.fields import Count, Duration, Percentile, Section, Share
 
 
 class Tier(Section):
-    """A traffic class. Durations in ns."""
+    """A traffic class. Durations are ns once they are read."""
 
     weight: Count = 1
     """Its share of the service, beside those of other tiers that wait."""
@@ -31,7 +31,9 @@ class Tier(Section):
 
 
 class Targets(Section):
-    """The promise to one tier, in ns at percentile `at`."""
+    """The promise to one tier, at percentile `at`. Durations are ns once they are read."""
+
+    model_config = ConfigDict(json_schema_extra={"anyOf": [{"required": [name]} for name in ("ttft", "itl", "e2e")]})
 
     ttft: Duration | None = None
     """Time to the first token."""

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 _REPR = reprlib.Repr()  # cuts while it writes
-_REPR.maxlevel, _REPR.maxstring, _REPR.maxother, _REPR.maxlong = 3, 80, 80, 80
+_REPR.maxlevel, _REPR.maxstring, _REPR.maxother, _REPR.maxlong = 3, 60, 60, 60
 DEEPEST = 20  # levels of a file; a spec has five
 LARGEST = 2**63  # of a whole number, whatever its base
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema
 
-from config_gen import complaints
+from config_gen import complaints, json_schema
 from config_gen.fields import Name, Section, Share
 from config_gen.hardware import Gpu, Hardware
 from config_gen.llm_model import LlmModel, LlmTraffic
@@ -39,6 +39,7 @@ __all__ = [
     "Tier",
     "load",
     "parse",
+    "schema",
 ]
 
 
@@ -54,6 +55,7 @@ class Spec(Section):
     gapless: Annotated[int, BeforeValidator(_version), WithJsonSchema({"const": 1})]
     """Version of the format."""
     hardware: Hardware = Hardware()
+    """What the models share; without it, the CPU of one machine."""
     headroom: Share = 0.2
     """Targets are to hold at the declared rates and this share more; 20% unless it is given."""
     tiers: Annotated[dict[Name, Tier], Field(min_length=1)]
@@ -90,6 +92,11 @@ def parse(text: str) -> Spec:
     if spec is None or mistakes:
         raise SpecError("\n".join(" ".join(mistake.splitlines()) for mistake in mistakes))
     return spec
+
+
+def schema() -> dict[str, Any]:
+    """JSON Schema (2020-12) of an SLA file, for editors. Every file that `parse` takes fits it."""
+    return json_schema.of(Spec, "SLA file of gapless")
 
 
 def _undeclared_tiers(raw: Mapping[str, Any]) -> list[str]:

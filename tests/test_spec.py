@@ -71,7 +71,7 @@ def test_all_mistakes_are_told_at_once_one_line_each() -> None:
         ("sharing: auto", "sharing: all", "hardware.sharing: 'all' is not allowed; 'auto', 'in-process',"),
         ("count: 1}", "count: 0}", "hardware.gpus.0.count: 0 is not allowed; at least 1"),
         ("count: 1}", "cout: 1}", "hardware.gpus.0.cout: unknown key; allowed: memory, type, count"),
-        ("idle_below: 40%", "idle_below: 0.4", "tiers.batch.idle_below: '0.4' has no unit; write 0.4%"),
+        ("idle_below: 40%", "idle_below: 0.4", "tiers.batch.idle_below: '0.4' has no unit; write 40% or 0.4%"),
         ("idle_below: 40%", "idle_below: 400%", "tiers.batch.idle_below: '400%' is not allowed; a share from 0%"),
         ("queue_timeout: 2s", "queue_timeout: 2 weeks", "tiers.interactive.queue_timeout: '2 weeks' has the unknown"),
         ("queue_timeout: 2s", "queue_timeout: -2s", "tiers.interactive.queue_timeout: '-2s' is not a duration; write"),
