@@ -113,8 +113,9 @@ class LlmSearch:
         if key not in self._tried:
             served, models = self.served(seqs, budget, kv_memory), {self._name: self.model}
             devices = dict.fromkeys(self._devices, (self._capacity, 0.0))
-            seen = serving.run([served], devices, load(models, reach * self._scale, EFFORT))
-            left = margin(models, seen)
+            sent = load(models, reach * self._scale, EFFORT)
+            seen = serving.run([served], devices, sent)
+            left = margin(models, seen, sent.duration)
             self._tried[key] = LlmCandidate(
                 served,
                 left,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
-from math import isinf
+from math import inf, isinf
 
 from config_gen.percentiles import mean, percentile
 from config_gen.plan import Expectation, Prediction
-from config_gen.promises import BUSY, Promise, promises
+from config_gen.promises import Promise, overloaded, promises
 from config_gen.quantity import show_duration
 from config_gen.serving import Observed
 from config_gen.settling import Choice, Group
@@ -20,6 +20,7 @@ EFFORT = 0.34
 def predict(group: Group, choices: Mapping[str, Choice], declared: Observed, scale: float) -> Iterator[Prediction]:
     """One prediction for each promise of the group's models. `declared`: observed at the declared rates."""
     stressed = group.observe(choices, scale)
+    grown = overloaded(choices, stressed, group.load(scale).duration)
     quiet = group.observe(choices, QUIET, EFFORT)
     several = len(choices) > 1
     alone = {name: Group({name: group.searches[name]}, group.devices, scale) for name in choices} if several else {}
@@ -33,17 +34,13 @@ def predict(group: Group, choices: Mapping[str, Choice], declared: Observed, sca
             promise.q,
             promise.target,
             found,
-            _at(stressed, promise),
+            inf if grown else stressed.worst(promise.model, promise.tier, promise.metric, promise.q) or 0.0,
             _binding(promise, found, _at(quiet, promise), _at(seen_alone.get(promise.model, declared), promise)),
         )
 
 
 def _at(seen: Observed, promise: Promise) -> float:
-    """Infinite where a device cannot keep up: the longer the load, the later the answers."""
-    found = seen.at(promise.model, promise.tier, promise.metric, promise.q)
-    if found is None:
-        return 0.0
-    return float("inf") if max(seen.busy.values(), default=0) > BUSY else found
+    return seen.at(promise.model, promise.tier, promise.metric, promise.q) or 0.0
 
 
 def _binding(promise: Promise, together: float, quiet: float, alone: float) -> str:

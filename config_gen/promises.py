@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -11,10 +11,10 @@ from config_gen.serving import Load, Observed
 from config_gen.spec import LlmModel, OnnxModel
 
 METRICS = ("ttft", "itl", "e2e")
-BUSY = 0.97  # share of a device beyond which queues grow for as long as the load lasts
+GROWN, QUICK = 0.03, 200_000_000  # of a load: what is left to do at its end, beyond which a queue grows; at least, ns
 ENOUGH = 6  # times the samples that a percentile needs before it says anything
 FEWEST, MOST = 300, 40_000  # requests of a simulation: of a tier with a target, of all tiers
-MOST_TOKENS = 150_000  # output tokens of a simulation: a step takes longer to simulate than a request
+MOST_TOKENS = 60_000  # output tokens of a simulation: a step takes longer to simulate than a request
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +38,24 @@ def promises(models: Mapping[str, LlmModel | OnnxModel]) -> Iterator[Promise]:
                         yield Promise(name, tier, metric, targets.at, target)
 
 
-def margin(models: Mapping[str, LlmModel | OnnxModel], seen: Observed) -> float:
-    """The least share of a target that is left; below 0 where one is missed. 1 without targets, -1 without end."""
+def margin(models: Mapping[str, LlmModel | OnnxModel], seen: Observed, duration: int) -> float:
+    """The least share of a target that is left; below 0 where one is missed. 1 without targets.
+
+    A batchable model whose queue has grown at the end of the `duration` in ns misses whatever it promises.
+    """
     least = 1.0
     for promise in promises(models):
-        found = seen.at(promise.model, promise.tier, promise.metric, promise.q)
+        found = seen.worst(promise.model, promise.tier, promise.metric, promise.q)
         if found is not None:
             least = min(least, 1 - found / promise.target)
-    if max(seen.busy.values(), default=0) > BUSY:
+    if overloaded(models, seen, duration):
         least = min(least, 0.0) - 1
     return max(least, -1e6)
+
+
+def overloaded(models: Iterable[str], seen: Observed, duration: int) -> bool:
+    """Whether one of these batchable models still had much to do when the load was over."""
+    return any(seen.drained.get(name, 0) > max(GROWN * duration, QUICK) for name in models)
 
 
 def load(models: Mapping[str, LlmModel | OnnxModel], scale: float, effort: float = 1.0, seed: int = 0) -> Load:

@@ -77,11 +77,15 @@ class Load:
 class Observed:
     """What came of a load: latencies in ns of every model, tier and metric (infinite: refused), how busy devices were.
 
+    `late` holds the same of the later half of the answers alone: where a queue grows, they are worse. `drained` is ns
+    from the end of the load to the last answer of a batchable model.
     `executing` is the mean ns of an execution of each batchable model, with what others on its device cost it.
     `pages` is the largest share of KV pages in use of each LLM, `preemptions` how often it evicted.
     """
 
     latencies: dict[tuple[str, str, str], Sequence[float]] = field(default_factory=dict)
+    late: dict[tuple[str, str, str], Sequence[float]] = field(default_factory=dict)
+    drained: dict[str, int] = field(default_factory=dict)
     busy: dict[str, float] = field(default_factory=dict)
     executing: dict[str, float] = field(default_factory=dict)
     pages: dict[str, float] = field(default_factory=dict)
@@ -91,6 +95,17 @@ class Observed:
         """The percentile, or None where nothing was sent."""
         found = self.latencies.get((model, tier, metric))
         return percentile(found, q) if found else None
+
+    def keep(self, key: tuple[str, str, str], values: Sequence[float], around: int = 0) -> None:
+        """Note latencies in the order of the answers, with what each takes besides."""
+        made = [value + around for value in values]
+        self.late[key] = sorted(made[len(made) // 2 :])
+        self.latencies[key] = sorted(made)
+
+    def worst(self, model: str, tier: str, metric: str, q: Fraction) -> float | None:
+        """The percentile of all, or of the later half where that is higher."""
+        found, late = self.at(model, tier, metric, q), self.late.get((model, tier, metric))
+        return max(found, percentile(late, q)) if found is not None and late else found
 
 
 class Metered:
@@ -122,6 +137,7 @@ class Run:
         self._unary: dict[tuple[str, str, str], list[float]] = defaultdict(list)
         self._recorders: dict[str, Recorder] = {}
         self._engines: dict[str, list[LlmServer]] = {}
+        self._drained: dict[str, int] = {}
         self._meters: dict[str, list[Metered]] = {}
         self._around = {one.name: one.around for one in served}
         for one in served:
@@ -133,14 +149,14 @@ class Run:
     def observe(self) -> Observed:
         """Run to the end of the last request."""
         self._events.run()
-        found = Observed()
+        found = Observed(drained=self._drained)
         for key, latencies in self._unary.items():
-            found.latencies[key] = sorted(latencies)
+            found.keep(key, latencies)
         for name, recorder in self._recorders.items():
             around = self._around[name]
             for tier, record in recorder.tiers.items():
-                found.latencies[name, tier, "ttft"] = sorted(value + around for value in record.ttft)
-                found.latencies[name, tier, "e2e"] = sorted(value + around for value in record.e2e)
+                found.keep((name, tier, "ttft"), record.ttft, around)
+                found.keep((name, tier, "e2e"), record.e2e, around)
                 found.latencies[name, tier, "itl"] = Counted(record.gaps, GAP)
             engines = self._engines[name]
             found.pages[name] = max(engine.pages_peak for engine in engines)
@@ -170,6 +186,7 @@ class Run:
         model, load, events = one.model, self._load, self._events
 
         def ended(request: Arrived, moment: int, reason: str) -> None:
+            self._drained[one.name] = moment - load.duration
             taken = float("inf") if reason else moment - request.at + one.around
             self._unary[one.name, str(request.tag), "e2e"].append(taken)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from config_gen import serving
 from config_gen.llm_search import LlmCandidate, LlmSearch
 from config_gen.promises import load, margin
-from config_gen.serving import Observed
+from config_gen.serving import Load, Observed
 from config_gen.spec import LlmModel, OnnxModel
 from config_gen.unary_search import Candidate, UnarySearch
 
@@ -65,16 +65,23 @@ class Group:
 
     def observe(self, choices: Mapping[str, Choice], scale: float, effort: float = 1.0) -> Observed:
         """All of the group under their declared traffic times `scale`."""
-        return serving.run(
-            [choice.served for choice in choices.values()], self.devices, load(self.models, scale, effort)
-        )
+        return serving.run([choice.served for choice in choices.values()], self.devices, self.load(scale, effort))
+
+    def load(self, scale: float, effort: float = 1.0) -> Load:
+        """What `observe` sends."""
+        return load(self.models, scale, effort)
+
+    def margin(self, choices: Mapping[str, Choice], scale: float, effort: float) -> float:
+        """The least share of a target that is left at `scale` times the declared rates."""
+        return margin(self.models, self.observe(choices, scale, effort), self.load(scale, effort).duration)
 
     def _together(self, choices: Mapping[str, Choice]) -> Settled:
         if len(choices) == 1:
             [(name, choice)] = choices.items()
             return Settled(choices, choice.margin, {name: choice.margin})
         seen = self.observe(choices, self._scale, EFFORT)
-        margins = {name: margin({name: model}, seen) for name, model in self.models.items()}
+        duration = self.load(self._scale, EFFORT).duration
+        margins = {name: margin({name: model}, seen, duration) for name, model in self.models.items()}
         return Settled(choices, min(margins.values()), margins)
 
 

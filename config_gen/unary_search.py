@@ -135,7 +135,8 @@ class UnarySearch:
         served, models = self.served(batching), {self._name: self.model}
         capacity = 1.0 if self.facts.on_gpu else float(self._cores)
         devices = dict.fromkeys(self._devices, (capacity, 0.0))
-        left = margin(models, serving.run([served], devices, load(models, reach * self._scale)))
+        sent = load(models, reach * self._scale)
+        left = margin(models, serving.run([served], devices, sent), sent.duration)
         return Candidate(served, left, self.facts.profile.memory * batching.instances, reach if left >= 0 else 0)
 
     def _sizes(self) -> list[int]:
