@@ -16,10 +16,11 @@ from config_gen.settling import Choice, Group
 from config_gen.spec import Spec
 
 RATES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)  # of the declared ones
+MORE = (1, 2, 4)
 EFFORT = 0.34
 
 
-Holds = Callable[[Spec, Mapping[str, Facts]], bool]  # whether some plan keeps every target
+Holds = Callable[[Spec, Mapping[str, Facts], int], bool]  # whether a plan on so many cards or more keeps every target
 
 
 def advise(
@@ -71,21 +72,23 @@ def _smaller(spec: Spec, facts: Mapping[str, Facts], holds: Holds) -> Iterator[s
     """Weights of fewer bits, where what they cost is known; one model at a time."""
     for name, known in facts.items():
         for precision, other in known.smaller.items():
-            if holds(spec, {**facts, name: other}):
+            if holds(spec, {**facts, name: other}, max(1, sum(gpu.count for gpu in spec.hardware.gpus))):
                 key = "weights" if isinstance(known, LlmFacts) else "precision"
                 yield f"models.{name}.{key}: {precision} keeps every target"
 
 
 def _more(spec: Spec, facts: Mapping[str, Facts], cores: int, holds: Holds) -> Iterator[str]:
-    """One card more, or twice the cores."""
+    """As few more cards, or times as many cores, as keep every target, of MORE."""
     hardware = spec.hardware
-    if hardware.gpus and any(known.on_gpu for known in facts.values()):
-        first = hardware.gpus[0]
-        more = first.model_copy(update={"count": first.count + 1})
-        told = f"one more {first.type}"
-        changed = hardware.model_copy(update={"gpus": (more, *hardware.gpus[1:])})
-    else:
-        told = f"{2 * cores} cores, not {cores},"
-        changed = hardware.model_copy(update={"cores": 2 * cores})
-    if holds(spec.model_copy(update={"hardware": changed}), facts):
-        yield f"hardware: {told} keeps every target"
+    for more in MORE:
+        if hardware.gpus and any(known.on_gpu for known in facts.values()):
+            first, count = hardware.gpus[0], sum(gpu.count for gpu in hardware.gpus) + more
+            told = f"{'one' if more == 1 else more} more {first.type}"
+            gpus = (first.model_copy(update={"count": first.count + more}), *hardware.gpus[1:])
+            wider = hardware.model_copy(update={"gpus": gpus})
+        else:
+            count, told = 1, f"{(1 + more) * cores} cores, not {cores},"
+            wider = hardware.model_copy(update={"cores": (1 + more) * cores})
+        if holds(spec.model_copy(update={"hardware": wider}), facts, count):
+            yield f"hardware: {told} {'keep' if more > 1 or not hardware.gpus else 'keeps'} every target"
+            return

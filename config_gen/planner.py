@@ -48,15 +48,12 @@ class Attempt:
     predictions: tuple[Prediction, ...]
     expected: tuple[Expectation, ...]
     executing: Mapping[str, float]
+    margin: float
     groups: tuple[Group, ...] = field(repr=False, default=())
 
     @property
     def held(self) -> bool:
         return all(found.held for found in self.predictions)
-
-    @property
-    def margin(self) -> float:
-        return min((1 - max(p.predicted, p.stressed) / p.target for p in self.predictions), default=1.0)
 
     @property
     def memory(self) -> int:
@@ -79,14 +76,14 @@ class Planner:
         check(spec, facts, self.cores, self.card, self.host)
         self._on_cards = [name for name in spec.models if facts[name].on_gpu]
 
-    def attempts(self) -> Iterator[Attempt]:
+    def attempts(self, fewest: int = 1) -> Iterator[Attempt]:
         """On as few cards as possible first, until one holds; each is the best on its number of cards.
 
         Raises PlanError when the models do not fit on all cards.
         """
         problem: DoesNotFitError | None = None
         found = False
-        for cards in range(1, self.count + 1) if self._on_cards else (0,):
+        for cards in range(fewest, self.count + 1) if self._on_cards else (0,):
             try:
                 attempt = self.on(cards)
             except DoesNotFitError as error:
@@ -126,7 +123,7 @@ class Planner:
         sharers = {card: sum(card in found for found in seats.values()) for card in range(cards)}
         searches, devices = self._searches(seats, sharers)
         groups, choices, predictions = [], dict[str, Choice](), list[Prediction]()
-        expected, executing = list[Expectation](), dict[str, float]()
+        expected, executing, least = list[Expectation](), dict[str, float](), 1.0
         for names in _groups(seats):
             group = Group({name: searches[name] for name in names}, devices, 1 + self.spec.headroom)
             self._tell(f"planning {', '.join(names)}", len(choices) / len(seats))
@@ -136,6 +133,7 @@ class Planner:
             predictions += predict(group, settled.choices, declared, 1 + self.spec.headroom)
             expected += expect(declared)
             executing |= declared.executing
+            least = min(least, settled.margin)
             groups.append(group)
         order = list(self.spec.models)
         for found in (predictions, expected):
@@ -147,6 +145,7 @@ class Planner:
             tuple(predictions),
             tuple(expected),
             executing,
+            least,
             tuple(groups),
         )
 
@@ -217,9 +216,9 @@ def plan(
 
 
 def _advice(planner: Planner, nearest: Attempt, corrections: Mapping[str, Correction]) -> tuple[str, ...]:
-    def holds(spec: Spec, facts: Mapping[str, Facts]) -> bool:
+    def holds(spec: Spec, facts: Mapping[str, Facts], fewest: int) -> bool:
         try:
-            return any(found.held for found in Planner(spec, facts, corrections, quiet).attempts())
+            return any(found.held for found in Planner(spec, facts, corrections, quiet).attempts(fewest))
         except PlanError:
             return False
 

@@ -6,7 +6,8 @@ settings are chosen.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from bisect import bisect_right
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -22,10 +23,11 @@ from config_gen.percentiles import Counted, percentile
 from config_gen.spec import LlmModel, OnnxModel
 from decode.config import EngineConfig
 from decode.executors.cost_model import Law
-from decode.outcome import GAP
+from decode.outcome import GAP, NEVER
 from decode.simulator import Recorder
 
 HOST = "host"
+CHECKED = 64  # events after the load between two looks at what is still waited for
 
 
 @dataclass(frozen=True)
@@ -66,11 +68,16 @@ Served = Unary | Decoding
 
 @dataclass(frozen=True)
 class Load:
-    """`duration` ns of declared traffic at `scale` times its rates. `seed` fixes who arrives when."""
+    """`duration` ns of declared traffic at `scale` times its rates. `seed` fixes who arrives when.
+
+    Answers of tiers with targets are waited for, at most `grace` ns longer; without it, all are. What then has no
+    answer never gets one, where its tier has targets; of other tiers it counts as not sent.
+    """
 
     duration: int
     scale: float = 1.0
     seed: int = 0
+    grace: int | None = None
 
 
 @dataclass
@@ -101,6 +108,15 @@ class Observed:
         made = [value + around for value in values]
         self.late[key] = sorted(made[len(made) // 2 :])
         self.latencies[key] = sorted(made)
+
+    def over(self, model: str, tier: str, metric: str, target: int) -> Fraction:
+        """Share of the requests above the target, of all or of the later half where that is more."""
+        shares = [
+            Fraction(len(found) - bisect_right(found, target), len(found))
+            for found in (self.latencies.get((model, tier, metric)), self.late.get((model, tier, metric)))
+            if found
+        ]
+        return max(shares, default=Fraction(0))
 
     def worst(self, model: str, tier: str, metric: str, q: Fraction) -> float | None:
         """The percentile of all, or of the later half where that is higher."""
@@ -137,6 +153,8 @@ class Run:
         self._unary: dict[tuple[str, str, str], list[float]] = defaultdict(list)
         self._recorders: dict[str, Recorder] = {}
         self._engines: dict[str, list[LlmServer]] = {}
+        self._promising = {(one.name, tier) for one in served for tier in one.model.targets}
+        self._sent: Counter[tuple[str, str, str]] = Counter()
         self._drained: dict[str, int] = {}
         self._meters: dict[str, list[Metered]] = {}
         self._around = {one.name: one.around for one in served}
@@ -147,8 +165,8 @@ class Run:
                 self._add_decoding(one)
 
     def observe(self) -> Observed:
-        """Run to the end of the last request."""
-        self._events.run()
+        """Run to the end of the last request, or of the grace."""
+        self._run()
         found = Observed(drained=self._drained)
         for key, latencies in self._unary.items():
             found.keep(key, latencies)
@@ -167,6 +185,31 @@ class Run:
         for name, device in self._devices.items():
             found.busy[name] = device.busy / (span * device.capacity)
         return found
+
+    def _run(self) -> None:
+        load, events = self._load, self._events
+        if load.grace is None:
+            events.run()
+            return
+        events.run(load.duration)
+        limit = load.duration + load.grace
+        while self._promised() and (following := events.next_at) is not None and following <= limit:
+            for _ in range(CHECKED):
+                events.step()
+        for key, sent in self._sent.items():
+            if key[:2] in self._promising:
+                self._unary[key] += [NEVER] * (sent - len(self._unary[key]))
+        for name, recorder in self._recorders.items():
+            recorder.abandon([tier for tier in recorder.tiers if (name, tier) in self._promising])
+
+    def _promised(self) -> bool:
+        """Whether a request of a tier with targets is under way."""
+        return any(
+            sent > len(self._unary[key]) for key, sent in self._sent.items() if key[:2] in self._promising
+        ) or any(
+            recorder.waits_for([tier for tier in recorder.tiers if (name, tier) in self._promising])
+            for name, recorder in self._recorders.items()
+        )
 
     def _feed(self, drawn: Iterator[Arrival], take: Callable[[Arrival], None]) -> None:
         """Hand out arrivals at their time; the next is drawn when the last was handed out."""
@@ -187,7 +230,7 @@ class Run:
 
         def ended(request: Arrived, moment: int, reason: str) -> None:
             self._drained[one.name] = moment - load.duration
-            taken = float("inf") if reason else moment - request.at + one.around
+            taken = NEVER if reason else moment - request.at + one.around
             self._unary[one.name, str(request.tag), "e2e"].append(taken)
 
         meters = self._meters[one.name] = [
@@ -198,6 +241,7 @@ class Run:
 
         def take(arrival: Arrival) -> None:
             nonlocal dealt
+            self._sent[one.name, arrival.tier, "e2e"] += 1
             if one.repeats and _repeated(arrival.number, one.repeats):
                 self._unary[one.name, arrival.tier, "e2e"].append(one.around)
                 return
