@@ -12,6 +12,7 @@ import typer
 
 COMMANDS = {
     "build": "Turn model sources into what the server loads: LLMs, and engines that passed an accuracy gate.",
+    "lint": "Look for mistakes in a Triton model repository, ours or not.",
     "serve": "Start Triton with a model repository, wait until it answers, and keep it alive.",
     "loadtest": "Send the declared traffic and give a verdict per traffic class.",
     "simulate": "Predict what the declared traffic would get, with the scheduler that serves, on a virtual clock.",
