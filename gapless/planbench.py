@@ -117,6 +117,6 @@ def _default(model: ModelPlan) -> ModelPlan:
     if model.batching is not None:
         return replace(model, batching=Batching(LARGEST), knobs=(), response_cache=False)
     parameters = model.parameters or {}
-    bare = json.dumps(dict.fromkeys(json.loads(parameters["tiers"]), {}))
+    bare = json.dumps({tier: {} for tier in json.loads(parameters["tiers"])})
     kept = {key: value for key, value in parameters.items() if key in KEPT}
     return replace(model, parameters=kept | {"policy": "fcfs", "tiers": bare}, knobs=())
