@@ -20,8 +20,8 @@ from decode.executors.cost_model import Law
 from decode.executors.gpu_cost import StepWork
 from decode.options import ServiceOptions
 
-SEQS = (8, 16, 32, 64, 128, 256)
-BUDGETS = (64, 128, 256, 512, 1024, 2048)
+SEQS = (8, 16, 32, 64, 128)
+BUDGETS = (128, 256, 512, 1024)
 FIRST_SEQS = 32
 REACHES = (2, 4)  # times the rates with headroom
 EFFORT = 0.34  # of a search's simulations, in requests, beside the last one
@@ -81,31 +81,26 @@ class LlmSearch:
         self._tried: dict[tuple[int, int, int, int], LlmCandidate] = {}
 
     def candidates(self) -> list[LlmCandidate]:
-        """The best of each budget and number of sequences looked at, best margin first; that one with few pages."""
+        """Ways to serve, best margin first; that one with few pages.
+
+        First the token budget, with a common number of sequences; then how far beyond the rates that holds; then the
+        number of sequences, there.
+        """
         kv = self._most_memory()
         seqs = self.model.max_num_seqs or FIRST_SEQS
         budgets = [self.model.max_num_batched_tokens] if self.model.max_num_batched_tokens else BUDGETS
-        found = [self.tried(seqs, budget, kv) for budget in budgets if budget >= seqs]
+        found = [self.tried(seqs, budget, kv) for budget in budgets if budget >= seqs] or [self.tried(seqs, seqs, kv)]
         best = max(found, key=_worth)
-        if self.model.max_num_seqs is None:
-            budget = best.served.config.max_num_batched_tokens
-            found += [self.tried(other, max(budget, other), kv) for other in SEQS if other != seqs]
-        ordered = sorted(self._stressed(found), key=_worth, reverse=True)
-        return [self._shrunk(ordered[0]), *ordered[1:]]
-
-    def _stressed(self, found: list[LlmCandidate]) -> list[LlmCandidate]:
-        """Those that hold, each at the highest of REACHES at which it does; the others as they are."""
-        best = {self._key(one): one for one in found}
-        alive = [one for one in found if one.margin >= 0]
+        budget = best.served.config.max_num_batched_tokens
         for reach in REACHES:
-            alive = [one for other in alive if (one := self.tried(*self._key(other), reach)).margin >= 0]
-            best |= {self._key(one): one for one in alive}
-        return list(best.values())
-
-    @staticmethod
-    def _key(one: LlmCandidate) -> tuple[int, int, int]:
-        config = one.served.config
-        return config.max_num_seqs, config.max_num_batched_tokens, one.kv_memory
+            if best.reach and (farther := self.tried(seqs, budget, kv, reach)).reach:
+                best = farther
+        found.append(best)
+        if self.model.max_num_seqs is None:
+            reach = max(1, best.reach)
+            found += [self.tried(other, max(budget, other), kv, reach) for other in SEQS if other != seqs]
+        ordered = sorted(found, key=_worth, reverse=True)
+        return [self._shrunk(ordered[0]), *ordered[1:]]
 
     def tried(self, seqs: int, budget: int, kv_memory: int, reach: int = 1) -> LlmCandidate:
         """Simulated with its device for itself at `reach` times the rates with headroom."""

@@ -38,7 +38,7 @@ class Candidate:
 def costs(facts: OnnxFacts, threads: int, factor: float) -> Callable[[Sequence[Arrived]], float]:
     """ns of work of a batch on an instance with so many threads: what each item needs before, and the runs."""
     profile = facts.profile
-    prepare = profile.prepare_ms * 1e6 / max(1, threads) if facts.feed == "image" else profile.prepare_ms * 1e6
+    alone, batched = profile.prepare.p50 * 1e6, profile.prepare.batched * 1e6
 
     @cache
     def run(rows: int, length: int) -> float:
@@ -50,7 +50,7 @@ def costs(facts: OnnxFacts, threads: int, factor: float) -> Callable[[Sequence[A
             computed = run(len(lengths), max(lengths))
         else:
             computed = sum(run(len(group), lengths[group[-1]]) for group in groups(lengths, run))
-        return factor * (computed + prepare * len(lengths))
+        return factor * (computed + (alone if len(lengths) == 1 else batched * len(lengths)))
 
     def cost(requests: Sequence[Arrived]) -> float:
         return batch(tuple(sorted(-(-request.length // LENGTH_STEP) * LENGTH_STEP for request in requests)))
