@@ -79,6 +79,11 @@ class Precisions:
         return [_digest(items) for items in self._items]
 
     @property
+    def evaluation(self) -> Sequence[Any]:
+        """Items that the model would be sent; none where the SLA file names no data."""
+        return self._items[1] if self._items else ()
+
+    @property
     def typical_length(self) -> int:
         """Median length in tokens of the evaluation's texts; 0 for what has no length."""
         if self._exported.feed.kind != "text":

@@ -32,7 +32,7 @@ SIMULATION = {f"decode.{name}" for name in SIMULATION_NAMES.split()} | {
 ROOMS = ("builders", "config_gen", "decode", "engines", "gapless", "loadtest", "observe")
 # What a room may import of other rooms: whole rooms by name, single modules by their dotted name.
 MAY_IMPORT: dict[str, set[str]] = {
-    "builders": SPEC | {"engines"},  # a builder measures what will run
+    "builders": SPEC | {"config_gen.profile", "engines"},  # a builder measures what will run
     "config_gen": CORE | SIMULATION,
     "decode": set(),
     "engines": set(),

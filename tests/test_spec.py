@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from config_gen import quantity
-from config_gen.spec import SpecError, load, parse
+from config_gen.spec import LlmModel, SpecError, load, parse
+from decode.options import ServiceOptions
+from gapless.limits import options
 
 GOOD = """
 gapless: 1
@@ -169,3 +171,16 @@ def test_a_quantity_without_measure_is_refused(value: str) -> None:
 def test_a_long_value_is_shown_cut() -> None:
     (line,) = [found for found in mistakes(f"gapless: {['x' * 500] * 9}\n") if found.startswith("gapless:")]
     assert len(line) < 150
+
+
+def test_pinned_limits_are_options_of_the_served_model() -> None:
+    plain, pinned = parse(GOOD), parse(GOOD.replace("weights: fp32", "max_num_seqs: 8\n    kv_cache_memory: 1500kB"))
+    found = [options(spec, model) for spec in (plain, pinned) if isinstance(model := spec.models["chat"], LlmModel)]
+    assert {name: text for name, text in found[1].items() if name not in found[0]} == {
+        "max_num_seqs": "8",
+        "kv_cache_memory": "1464KiB",
+    }
+    none = parse(GOOD.replace("weights: fp32", "swap_space: 0B\n    max_num_batched_tokens: 512")).models["chat"]
+    assert isinstance(none, LlmModel)
+    service = ServiceOptions.from_parameters(options(plain, none))
+    assert (service.swap_space, service.max_num_batched_tokens, service.max_num_seqs) == (0, 512, 32)
