@@ -138,14 +138,12 @@ class LlmSearch:
 
     def parameters(self, seqs: int, budget: int, kv_memory: int) -> dict[str, str]:
         """Of config.pbtxt; the size of the pool is set by another name on a card, see planner."""
-        made = self._options | {
+        size = f"{kv_memory // MIB}MiB" if kv_memory % MIB == 0 else f"{kv_memory // 2**10}KiB"
+        return self._options | {
             "max_num_seqs": str(seqs),
             "max_num_batched_tokens": str(budget),
-            "kv_cache_memory": f"{kv_memory // MIB}MiB",
+            "kv_cache_memory": size,
         }
-        if self.model.swap_space is not None:
-            made["swap_space"] = f"{self.model.swap_space // MIB}MiB"
-        return made
 
     @property
     def least_memory(self) -> int:

@@ -18,9 +18,9 @@ from config_gen.planner import Correction
 from engines.errors import EngineError
 from engines.stamp import Stamp
 from gapless.errors import UsageError
+from gapless.llm_profile import LAW
 
 FILE = "served.json"
-LAW = "law.json"  # beside an LLM: what its steps cost here
 
 
 def read(repository: Path) -> dict[str, Correction]:

@@ -57,7 +57,12 @@ def profile(
         known = None if force else _known(path)
         if known and (known.built, known.weights, known.machine) == (built, weights, describe()):
             return known, True
-        found = replace(_measured(model, out, device, tell), built=built)
+        found = replace(
+            _measured(model, out, device, tell),
+            built=built,
+            cores=len(os.sched_getaffinity(0)) if device == "cpu" else 0,
+            host_memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        )
         scratch = out / f".{LAW}.{os.getpid()}"
         try:
             found.write(scratch)

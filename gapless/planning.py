@@ -21,10 +21,10 @@ from decode.executors.model_config import ModelConfig
 from decode.options import ServiceOptions
 from engines import tensors
 from engines.stamp import TENSORRT, Stamp
-from gapless.corrections import LAW
 from gapless.corrections import read as corrections_of
 from gapless.engine_plan import planned_tensors
 from gapless.errors import UsageError
+from gapless.llm_profile import LAW
 from gapless.parts import REPOSITORY
 
 PROCESS = 600 * 2**20  # bytes of a Python process with torch, before it holds a weight
@@ -75,7 +75,7 @@ def _onnx(model: OnnxModel, folder: Path) -> OnnxFacts:
         )
     if not stamp.profile:
         raise UsageError(f"{folder} holds an engine whose latency was not measured")
-    profile = Profile.read(folder / stamp.profile)
+    profile = Profile.read(folder / stamp.profile, stamp.rebuild)
     return OnnxFacts(
         profile,
         planned_tensors(tensors.inputs(stamp)),
@@ -106,6 +106,8 @@ def _llm(spec: Spec, model: LlmModel, folder: Path) -> LlmFacts:
 
 def _on_cpu(model: LlmModel, config: ModelConfig, folder: Path) -> LlmFacts:
     found = Measured.read(folder / LAW)
+    if not found.cores:
+        raise UsageError(f"{folder / LAW} was not measured on a CPU, which the file's hardware is")
     if found.weights != model.weights:
         raise UsageError(f"{folder / LAW} was measured with {found.weights} weights, and the file says {model.weights}")
     page = ServiceOptions().page_size * found.kv_bytes_per_token
