@@ -37,7 +37,6 @@ class Batcher:
         self._levels, self._default = len(batching.levels), batching.default_level
         policies = batching.levels or (batching.default_policy,)
         self._queues = LevelQueues(policies)
-        self._polls = any(policy.timeout and policy.action == "reject" for policy in policies)
         plain = not batching.levels and policies[0].timeout is None and policies[0].max_queue is None
         self._instances = Instances(
             events, batching, device, cost, prefetch=plain, woken=self._wake, ended=ended, race=race
@@ -69,11 +68,7 @@ class Batcher:
     def _wake(self) -> None:
         """The condition variable is notified: nothing happens unless the thread waits on it."""
         state = self._state
-        if state == "runs":
-            return
-        if state == "slot" and not self._instances.has_slot():
-            if self._timer is None:  # nobody may wake it again before its wait is over
-                self._look_again()
+        if state == "runs" or (state == "slot" and not self._instances.has_slot()):
             return
         if self._timer is not None:
             self._timer.cancel()
@@ -95,6 +90,7 @@ class Batcher:
             self._refused += self._queues.take_refused()
             self._tell_refused()
             self._state, self._since = "slot", self._events.now
+            self._look_again()
         self._wake()
 
     def _run(self, has_slot: bool) -> None:
@@ -125,8 +121,7 @@ class Batcher:
             return False
         if not self._instances.has_slot():
             self._state, self._since = "slot", self._events.now
-            if self._polls:
-                self._look_again()
+            self._look_again()
             return False
         return True
 
