@@ -23,7 +23,9 @@ from plans import chat
 
 from config_gen.batching import Batching, QueuePolicy
 from config_gen.config_text import commented
-from config_gen.plan import ModelPlan, Tensor
+from config_gen.plan import ModelPlan, Plan, Tensor
+from config_gen.repository import Origin, files
+from config_gen.repository_files import changes, write
 from config_gen.triton_config import config
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,6 +38,11 @@ def configure(repository: Path, *models: ModelPlan) -> None:
     for model in models:
         (repository / model.name).mkdir(parents=True, exist_ok=True)
         (repository / model.name / "config.pbtxt").write_text(commented(config(model), model.knobs))
+
+
+def generate(repository: Path, wanted: Plan) -> None:
+    """What `gapless generate` writes of a plan, so that it may be generated anew."""
+    write(changes(repository, files(wanted, Origin("sla.yaml", "gapless generate sla.yaml", "1"))))
 
 
 def chat_repository(folder: Path, weights: Path, **parameters: str) -> Path:
