@@ -67,16 +67,22 @@ def scripted_repository(folder: Path, weights: Path, step_seconds: float) -> Pat
 
 
 TEXT, PICTURE = Tensor("text", "TYPE_STRING", (1,)), Tensor("image", "TYPE_STRING", (1,))
+ENDLESS = QueuePolicy()
 
 
 def add_stand_in(
-    repository: Path, name: str, takes: Tensor = TEXT, seconds: float = 0.001, queue_size: int | None = None
+    repository: Path,
+    name: str,
+    takes: Tensor = TEXT,
+    seconds: float = 0.001,
+    queue: QueuePolicy = ENDLESS,
+    levels: tuple[QueuePolicy, ...] = (),
 ) -> None:
-    """A model that answers in one piece: what it takes, seconds a batch, requests that may wait (None: any number)."""
+    """A model that answers in one piece: what it takes, seconds a batch, how requests wait, by their priority."""
     version = repository / name / "1"
     version.mkdir(parents=True)
     shutil.copy(Path(__file__).parent / "models" / "stand_in" / "model.py", version)
-    batching = Batching(8, default_policy=QueuePolicy(max_queue=queue_size))
+    batching = Batching(8, default_policy=queue, levels=levels)
     told, parameters = (Tensor("bytes", "TYPE_INT64", (1,)),), {"seconds": str(seconds)}
     configure(repository, ModelPlan(name, (), (takes,), told, batching, parameters))
 
