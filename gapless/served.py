@@ -5,6 +5,7 @@ What is compared is the way to the client: Triton, its Python backend, gRPC stre
 
 from __future__ import annotations
 
+import json
 import statistics
 from fractions import Fraction
 from pathlib import Path
@@ -44,6 +45,10 @@ def compare(
         "weights": case.weights,
         "max_num_seqs": str(case.max_num_seqs),
         "max_num_batched_tokens": str(case.max_num_batched_tokens),
+        # Whatever the repository was configured for: both ways must be the same engine.
+        "max_model_len": str(config.max_model_len),
+        "kv_cache_memory": f"{case.kv_cache_memory >> 20}MiB",
+        "tiers": json.dumps({tier.name: {} for tier in case.tiers}),
     }
     alone, through = [], []
     for at in range(repeat):

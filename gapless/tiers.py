@@ -35,6 +35,8 @@ BURST_REQUESTS = 3000  # more than a burst can end
 LIGHT = 0.3  # of capacity, for LIGHT_FOR: small steps, and what lies between client and engine
 LIGHT_FOR = 15 * 10**9  # ns
 USERS = 32  # as many as the server runs at once
+# Of the served model, whatever its repository was configured for: runs are compared with those of other days.
+LIMITS = {"max_num_seqs": str(USERS), "max_num_batched_tokens": "256", "kv_cache_memory": "2GiB"}
 DRAIN = 60 * 10**9  # ns that answers may take after the last was sent
 SHOWN = (50, 99)
 

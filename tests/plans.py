@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from hypothesis import strategies as st
@@ -29,6 +30,11 @@ def chat(name: str = "chat", **more: Any) -> ModelPlan:
 def plan(*models: ModelPlan, flags: tuple[Knob, ...] = ()) -> Plan:
     """A plan that promises nothing."""
     return Plan(models, (), 0, flags)
+
+
+def stats(folder: Path) -> dict[Path, tuple[int, int]]:
+    """Everything below a folder, with what changes when it is written or replaced."""
+    return {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.rglob("*")}
 
 
 policies = st.builds(

@@ -23,7 +23,9 @@ from plans import chat
 
 from config_gen.batching import Batching, QueuePolicy
 from config_gen.config_text import commented
-from config_gen.plan import ModelPlan, Tensor
+from config_gen.plan import ModelPlan, Plan, Tensor
+from config_gen.repository import Origin, files
+from config_gen.repository_files import changes, write
 from config_gen.triton_config import config
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,6 +38,11 @@ def configure(repository: Path, *models: ModelPlan) -> None:
     for model in models:
         (repository / model.name).mkdir(parents=True, exist_ok=True)
         (repository / model.name / "config.pbtxt").write_text(commented(config(model), model.knobs))
+
+
+def generate(repository: Path, wanted: Plan) -> None:
+    """What `gapless generate` writes of a plan, so that it may be generated anew."""
+    write(changes(repository, files(wanted, Origin("sla.yaml", "gapless generate sla.yaml", "1"))))
 
 
 def chat_repository(folder: Path, weights: Path, **parameters: str) -> Path:
@@ -60,16 +67,22 @@ def scripted_repository(folder: Path, weights: Path, step_seconds: float) -> Pat
 
 
 TEXT, PICTURE = Tensor("text", "TYPE_STRING", (1,)), Tensor("image", "TYPE_STRING", (1,))
+ENDLESS = QueuePolicy()
 
 
 def add_stand_in(
-    repository: Path, name: str, takes: Tensor = TEXT, seconds: float = 0.001, queue_size: int | None = None
+    repository: Path,
+    name: str,
+    takes: Tensor = TEXT,
+    seconds: float = 0.001,
+    queue: QueuePolicy = ENDLESS,
+    levels: tuple[QueuePolicy, ...] = (),
 ) -> None:
-    """A model that answers in one piece: what it takes, seconds a batch, requests that may wait (None: any number)."""
+    """A model that answers in one piece: what it takes, seconds a batch, how requests wait, by their priority."""
     version = repository / name / "1"
     version.mkdir(parents=True)
     shutil.copy(Path(__file__).parent / "models" / "stand_in" / "model.py", version)
-    batching = Batching(8, default_policy=QueuePolicy(max_queue=queue_size))
+    batching = Batching(8, default_policy=queue, levels=levels)
     told, parameters = (Tensor("bytes", "TYPE_INT64", (1,)),), {"seconds": str(seconds)}
     configure(repository, ModelPlan(name, (), (takes,), told, batching, parameters))
 

@@ -12,10 +12,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from PIL import Image
-from sla_files import CHAT, CLASSIFY, EMBED, spec
+from sla_files import CHAT, CLASSIFY, EMBED, spec, text
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from config_gen.arrivals import lognormal
+from config_gen.spec import parse
 from gapless.parts import pick_parts
 from loadtest import unary
 from loadtest.pictures import picture
@@ -44,6 +45,16 @@ def test_adding_a_model_or_a_tier_moves_no_other_request() -> None:
         assert of(name, everything) == planned(alone)
     without = EMBED.replace(", b: {rate: 10/s, length: {median: 8, p95: 8}}", "")
     assert of("embed", planned(without)) == of("embed", everything, "a")
+
+
+def test_requests_carry_the_place_of_their_tier_in_the_file_and_an_llm_goes_by_the_tier_itself() -> None:
+    requests = planned(CHAT, EMBED, CLASSIFY)
+    assert {(r.tier, r.priority) for r in of("embed", requests)} == {("a", 1), ("b", 2)}
+    assert {(r.tier, r.priority) for r in of("classify", requests)} == {("a", 1)}
+    assert {r.priority for r in of("chat", requests)} == {0}
+    alone = parse(text(EMBED).replace("tiers: {a: {}, b: {}}", "tiers: {b: {}, c: {}, a: {}}"))
+    again = schedule(pick_parts(alone, None), 60 * SECOND, 1, 7)
+    assert {(r.tier, r.priority) for r in again} == {("a", 3), ("b", 1)}
 
 
 def test_an_llm_gets_what_its_tiers_names_draw_as_ever() -> None:

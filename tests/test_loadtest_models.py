@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from serving import PICTURE, Serving, add_stand_in, scripted_repository, serve
 
+from config_gen.batching import QueuePolicy
 from config_gen.plan import Tensor
 from config_gen.spec import parse
 from gapless.parts import pick_parts
@@ -56,7 +57,8 @@ def serving(smollm2_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     add_stand_in(repository, "classify", PICTURE)
     add_stand_in(repository, "arrays", ARRAYS)
     add_stand_in(repository, "broken")
-    add_stand_in(repository, "narrow", seconds=0.3, queue_size=8)
+    add_stand_in(repository, "narrow", seconds=0.3, queue=QueuePolicy(max_queue=8))
+    add_stand_in(repository, "leveled", seconds=0.1, levels=(QueuePolicy(), QueuePolicy(max_queue=1)))
     with serve(repository, folder, model="scripted") as found:
         yield found
 
@@ -105,6 +107,18 @@ def test_a_full_queue_refuses_before_it_runs_and_an_error_of_the_model_is_a_fail
     assert [(s.outcome, s.error) for s in mixed] == [("ok", ""), ("failed", "planted failure"), ("ok", "")]
 
 
+def test_a_tier_waits_in_the_queue_of_its_priority(url: str) -> None:
+    """Only the second queue is bounded, so only its requests can be refused."""
+    crowd = [
+        Planned(f"{tier}-{number}", "leveled", tier, 0, f"Number {number}.", priority=priority)
+        for number in range(20)
+        for priority, tier in enumerate(("interactive", "batch"), 1)
+    ]
+    ended = Counter((sample.tier, sample.outcome) for sample in load(url, crowd))
+    assert ended["interactive", "ok"] == 20 and ended["batch", "rejected"] > 0
+    assert ended["batch", "rejected"] + ended["batch", "ok"] == 20
+
+
 def test_answers_that_do_not_come_in_time_are_failures(url: str) -> None:
     late = run.run(run.Job(url, texts("narrow", "Hello."), SECOND // 100, SECOND // 100))[0]
     assert [(s.outcome, s.error) for s in late] == [("failed", "no end of answer 0.01 s after the load ended")]
@@ -115,7 +129,7 @@ def test_answers_that_do_not_come_in_time_are_failures(url: str) -> None:
     [
         (
             texts("absent", "Hello."),
-            r"^model 'absent' is not ready on .*; ready there: arrays, broken, classify, embed, narrow",
+            r"^model 'absent' is not ready on .*; ready there: arrays, broken, classify, embed, leveled, narrow",
         ),
         (
             texts("embed", "Hello.", tier="bulk"),

@@ -14,8 +14,8 @@ from random import Random
 
 import psutil
 import pytest
-from plans import chat
-from serving import configure
+from plans import chat, plan
+from serving import generate
 
 from config_gen.llm_options import options
 from config_gen.spec import parse
@@ -55,7 +55,7 @@ def workplace(smollm2_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     add_model("llm", version)
     for built in smollm2_dir.glob("[!.]*"):
         os.link(built, version / built.name)
-    configure(folder / "model_repository", chat(parameters=options(SPEC, CHAT)))
+    generate(folder / "model_repository", plan(chat(parameters=options(SPEC, CHAT))))
     (folder / "sla.yaml").write_text(SLA)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

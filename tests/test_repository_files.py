@@ -12,7 +12,7 @@ from pathlib import Path, PurePath
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plans import anything, chat, embed, models, plan
+from plans import anything, chat, embed, models, plan, stats
 
 from config_gen.model_config import parse
 from config_gen.plan import Knob, Plan
@@ -48,22 +48,22 @@ def test_a_repository_has_a_configuration_for_each_model_and_the_flags(tmp_path:
 
 def test_what_is_the_same_is_not_touched(tmp_path: Path) -> None:
     generate(tmp_path)
-    before = {path: path.stat() for path in tmp_path.rglob("*")}
+    before = stats(tmp_path)
     generate(tmp_path)
     assert changes(tmp_path, files(BOTH, ORIGIN)) == []
-    assert {path: path.stat() for path in tmp_path.rglob("*")} == before
+    assert stats(tmp_path) == before
 
 
 def test_only_what_another_plan_changes_is_written(tmp_path: Path) -> None:
     generate(tmp_path, plan(chat(), embed()))
-    left = (tmp_path / "chat/config.pbtxt").stat()
+    left = stats(tmp_path / "chat")
     wanted = plan(chat(), embed(response_cache=True))
     assert [c.path.relative_to(tmp_path) for c in changes(tmp_path, files(wanted, ORIGIN))] == [
         Path("embed/config.pbtxt"),
         Path("serve.args"),
     ]
     generate(tmp_path, wanted)
-    assert (tmp_path / "chat/config.pbtxt").stat() == left
+    assert stats(tmp_path / "chat") == left
     assert parse((tmp_path / "embed/config.pbtxt").read_text()).response_cache.enable
 
 

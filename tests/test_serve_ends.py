@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from plans import chat
-from serving import CHAT_MODEL, ROOT, SMALL, configure, region, scripted_repository, serve, wait_for
+from serving import CHAT_MODEL, SMALL, configure, region, scripted_repository, serve, wait_for
 
 PROMPT = "the quick brown fox jumps over the lazy dog"
 LONG = {"sampling_parameters": {"max_tokens": 1900}}
@@ -74,28 +74,36 @@ def test_a_second_signal_ends_it_at_once(smollm2_dir: Path, tmp_path: Path) -> N
         assert not any(alive(pid) for pid in everyone)
 
 
-def failing(*arguments: str) -> tuple[int, str]:
-    """Status and the last line of a `gapless serve` that cannot start."""
+def failing(folder: Path, *arguments: str) -> tuple[int, str]:
+    """Status and the last line of a `gapless serve` in `folder` that cannot start."""
     ports = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
     command = [sys.executable, "-m", "gapless", "serve", *ports, "--log-file", os.devnull, *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
     assert "Traceback" not in done.stderr
     return done.returncode, done.stderr.strip().splitlines()[-1]
 
 
-def test_a_port_in_use_is_named() -> None:
+@pytest.fixture
+def configured(tmp_path: Path) -> Path:
+    """A folder with a configured model repository of which nothing is built."""
+    configure(tmp_path / "model_repository", chat(parameters=SMALL))
+    return tmp_path
+
+
+def test_a_port_in_use_is_named(configured: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        status, line = failing("--http-port", str(port))
+        status, line = failing(configured, "--http-port", str(port))
     assert status == 2 and f"--http-port: {port} is in use on 127.0.0.1" in line
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--model-repository", "nowhere"], "nowhere is not a folder"),
+        (["--model-repository", "nowhere"], "nowhere is not a folder; run gapless build, then generate"),
+        (["--model-repository", "."], ". holds no model (no */config.pbtxt); run gapless generate"),
         (["--model", "absent"], "absent is not in model_repository; it holds chat"),
         (["--option", "max_num_seqs"], "key=value"),
         (["--option", "max_num_seqs=none"], "max_num_seqs: 'none' is not allowed"),
@@ -104,8 +112,8 @@ def test_a_port_in_use_is_named() -> None:
         (["--drain-timeout", "-1"], "--drain-timeout: -1 is not allowed"),
     ],
 )
-def test_bad_words_on_the_command_line(arguments: list[str], words: str) -> None:
-    status, line = failing(*arguments)
+def test_bad_words_on_the_command_line(configured: Path, arguments: list[str], words: str) -> None:
+    status, line = failing(configured, *arguments)
     assert status == 2 and words in line
 
 
@@ -114,11 +122,11 @@ def test_a_model_without_weights_says_what_to_run(tmp_path: Path) -> None:
     version.mkdir(parents=True)
     (version / "model.py").write_text(CHAT_MODEL.read_text())
     configure(tmp_path, chat(parameters=SMALL))
-    status, line = failing("--model-repository", str(tmp_path))
+    status, line = failing(tmp_path, "--model-repository", ".")
     assert status == 1 and line.endswith("holds no weights; run gapless build chat")
 
 
 def test_a_flag_that_tritonserver_does_not_know(smollm2_dir: Path, tmp_path: Path) -> None:
     repository = scripted_repository(tmp_path, smollm2_dir, 0.0)
-    status, line = failing("--model-repository", str(repository), "--", "--no-such-flag")
+    status, line = failing(tmp_path, "--model-repository", str(repository), "--", "--no-such-flag")
     assert status == 1 and "--no-such-flag" in line

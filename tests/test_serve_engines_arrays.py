@@ -89,7 +89,7 @@ def test_the_configuration_is_completed_from_the_stamp(serving: Serving) -> None
         "total": ("TYPE_FP32", [3]),
         "twice": ("TYPE_INT64", [-1]),
     }
-    assert config["dynamic_batching"]["max_queue_delay_microseconds"] == 2000
+    assert config["dynamic_batching"]["max_queue_delay_microseconds"] == 0
 
 
 def test_a_smaller_batch_in_the_configuration_stays(serving: Serving) -> None:

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 from engine_models import REBUILD, array_engine, batch, graph, repository, stamped, text_engine
 from onnx import TensorProto, helper
-from serving import ROOT
+from serving import ROOT, configure
 
-from engines.stamp import FILE, Feed
+from config_gen.batching import Batching
+from engines.stamp import FILE, Feed, Stamp
+from gapless.engine_plan import engine_plan
 
 
 def refused(where: Path, folder: Path) -> str:
@@ -71,6 +73,13 @@ def test_a_batch_larger_than_the_engine_was_built_for(words: Path, tmp_path: Pat
     batch(words, "words", 5)
     line = refused(words, tmp_path)
     assert "max_batch_size: 5 is not allowed; this engine was built for 4" in line
+
+
+def test_a_configuration_that_was_generated_for_another_engine(words: Path, tmp_path: Path) -> None:
+    other = engine_plan("words", Stamp.read(array_engine(tmp_path / "sums")), Batching(4))
+    configure(words, other)
+    line = refused(words, tmp_path)
+    assert "input: a is not allowed; this engine has text: run gapless generate again" in line
 
 
 def test_an_engine_that_cannot_compute_is_not_ready_for_a_moment(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def run(
         promised = (model.targets.get(first) or Targets(itl=itl)).model_copy(update={"itl": itl})
         model = model.model_copy(update={"targets": {**model.targets, first: promised}})
     prompts = find_prompts(tiers.MODEL, repository / tiers.MODEL / "1" / "tokenizer.json")
-    runs = tiers.Bench(repository, model, options(spec, model), prompts, duration, seed)
+    runs = tiers.Bench(repository, model, options(spec, model) | tiers.LIMITS, prompts, duration, seed)
     chosen = choices("policies", policies, get_args(Policy))
     cases = product(
         choices("weights", weights, get_args(Precision)), choices("scenario", scenario, get_args(tiers_load.Scenario))

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from config_gen.plan import Knob, ModelPlan, Plan, Prediction
 from config_gen.quantity import show_duration, show_percentile
@@ -36,18 +35,17 @@ def run(
     check_outputs(json=json_file)
     plan = planned(sla, out)
     wanted = pending(plan, out, sla)
-    show = Console(soft_wrap=True, highlight=False)
     for line in missed(plan):  # beside what a diff prints
         print(line, file=sys.stderr)
     refused = not plan.held and not force
     if diff:
-        show.print("".join(change.diff() for change in wanted), end="", markup=False)
+        print("".join(change.diff() for change in wanted), end="")
     elif refused:
         print("Nothing was written; --force writes what comes nearest.", file=sys.stderr)
     else:
         write(wanted, force=force)
         for line in told(plan, out, wanted):
-            show.print(line, markup=False)
+            print(line)
     changed = [] if diff or refused else [str(change.path) for change in wanted]
     write_json(json_file, as_json(plan, wanted, changed))
     raise typer.Exit(1 if refused or (diff and wanted) else 0)

@@ -99,7 +99,9 @@ def _models(repository: Path, wanted: list[str]) -> tuple[str, ...]:
     try:
         there = sorted(path.name for path in repository.iterdir() if (path / CONFIG).exists())
     except (FileNotFoundError, NotADirectoryError):
-        raise UsageError(f"--model-repository: {repository} is not a folder") from None
+        raise UsageError(
+            f"--model-repository: {repository} is not a folder; run gapless build, then generate"
+        ) from None
     except OSError as error:
         name = str(repository) if len(str(repository)) <= 100 else f"{str(repository)[:97]}..."
         raise UsageError(f"--model-repository: {name}: {error.strerror}; give a folder of models") from None
