@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from lint_pairs import INPUT, MODEL, OUTPUT, RUNS, Files, Pair, config, model
 
 GOOD = model(config())
 CONFIG = {"NAME/config.pbtxt": config()}
-CHAT_MODEL = """
-import os
-from decode.assembly import build_service
-from decode.triton_io import options_from
-class TritonPythonModel:
-    def initialize(self, args):
-        options_from(args)
-"""
-ENGINE_MODEL = """
-from engines import triton_io
-from pathlib import Path
-class TritonPythonModel:
-    def initialize(self, args):
-        triton_io.Runner(Path(args["model_repository"]) / args["model_version"], 1)
-"""
+ROOT = Path(__file__).resolve().parent.parent
+CHAT_MODEL = (ROOT / "model_repository" / "chat" / "1" / "model.py").read_text()
+CHAT = {"NAME/1/model.py": CHAT_MODEL, "NAME/1/config.json": "{}"}
+ENGINE_MODEL = (ROOT / "engines" / "served" / "model.py").read_text()
 
 
 def parameter(key: str, value: str) -> str:
@@ -143,8 +134,8 @@ BACKENDS = [
     Pair("optimization-ignored", model(config("optimization { cuda { graphs: true } }")), GOOD, "taken"),
     Pair(
         "chat-parameter",
-        {"NAME/config.pbtxt": config(parameter("max_sequences", "8")), "NAME/1/model.py": CHAT_MODEL},
-        {"NAME/config.pbtxt": config(parameter("max_num_seqs", "8")), "NAME/1/model.py": CHAT_MODEL},
+        {"NAME/config.pbtxt": config(parameter("max_sequences", "8")), **CHAT},
+        {"NAME/config.pbtxt": config(parameter("max_num_seqs", "8")), **CHAT},
         "refused",
         "parameters.max_sequences: unknown",
     ),
