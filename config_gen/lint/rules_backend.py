@@ -31,7 +31,7 @@ MISSPELT = {
     "no-backend",
     "error",
     why="Neither backend nor platform is declared, and no version holds a file by whose name Triton knows the backend.",
-    fix='Declare backend: "python", "onnxruntime", "tensorrt", …',
+    fix='Declare backend: "python", "onnxruntime", "tensorrt" or another.',
 )
 def no_backend(model: Model, repository: Repository) -> Iterator[Spot]:
     if not is_stray(model) and not model.backend and not model.config.platform and "." not in model.name:

@@ -57,8 +57,8 @@ def preferred_size(model: Model, repository: Repository) -> Iterator[Spot]:
 @model_rule(
     "preferred-splits",
     "note",
-    why="A batch of the largest preferred size is sent although more wait: with 6 waiting and a preferred size of "
-    "4, of 8 allowed, Triton runs 4 and then 2, not 6.",
+    why="A batch of the largest preferred size is sent although more requests wait: with 6 waiting, a preferred "
+    "size of 4 and 8 allowed, Triton runs 4 and then 2, not 6.",
     fix="Leave preferred_batch_size out unless the engine is much faster at just these sizes.",
 )
 def preferred_splits(model: Model, repository: Repository) -> Iterator[Spot]:

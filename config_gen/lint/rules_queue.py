@@ -198,8 +198,8 @@ def waiting_leak(model: Model, repository: Repository) -> Iterator[Spot]:
 @model_rule(
     "decoupled-queue",
     "warning",
-    why="A decoupled model that returns from execute takes the next requests at once: the queue stays empty, and its "
-    "bounds, timeouts and priorities hold nothing back.",
+    why="A decoupled model that returns from execute takes the next requests at once: the queue is empty but for an "
+    "instant of a burst, and its bounds, timeouts and priorities hold nothing back.",
     fix="Keep limits inside the model.",
 )
 def decoupled_queue(model: Model, repository: Repository) -> Iterator[Spot]:

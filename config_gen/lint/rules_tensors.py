@@ -34,7 +34,7 @@ def tensor_name(model: Model, repository: Repository) -> Iterator[Spot]:
     "tensor-type",
     "error",
     why="Triton fails to load a model with a tensor of no type, unless the model completes its own configuration.",
-    fix="Declare data_type: TYPE_FP32, TYPE_INT64, TYPE_STRING, …",
+    fix="Declare data_type: TYPE_FP32, TYPE_INT64, TYPE_STRING or another.",
 )
 def tensor_type(model: Model, repository: Repository) -> Iterator[Spot]:
     if not repository.completes(model):

@@ -115,7 +115,8 @@ def warmup_file(model: Model, repository: Repository) -> Iterator[Spot]:
 @model_rule(
     "warmup-batch",
     "error",
-    why="A warm-up batch above max_batch_size ends the whole server (segmentation fault in 2.51).",
+    why="A warm-up batch above max_batch_size makes the load fail, and about every second time ends the whole server "
+    "(segmentation fault in 2.51).",
     fix="Use at most max_batch_size.",
 )
 def warmup_batch(model: Model, repository: Repository) -> Iterator[Spot]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
-from pathlib import PurePath
-from urllib.parse import quote
+from pathlib import PurePath, PurePosixPath
 
 from config_gen.lint.rule import Finding, Rule
 
@@ -34,9 +33,9 @@ def _rule(rule: Rule) -> dict[str, object]:
 def _result(folder: PurePath, finding: Finding, place: int) -> dict[str, object]:
     spot = finding.spot
     path = folder / spot.file
-    address = quote(path.as_posix(), errors="surrogateescape")
+    address = PurePosixPath("/", path.as_posix()).as_uri()
     location = {
-        "artifactLocation": {"uri": f"file://{address}" if path.is_absolute() else address},
+        "artifactLocation": {"uri": address if path.is_absolute() else address.removeprefix("file:///")},
         "region": {"startLine": spot.line},
     }
     return {
