@@ -193,10 +193,11 @@ def plan(
     facts: Mapping[str, Facts],
     corrections: Mapping[str, Correction] | None = None,
     tell: Tell = quiet,
+    advice: bool = True,
 ) -> Plan:
     """The cheapest plan that keeps every promise at the declared rates plus the headroom, or the nearest, with advice.
 
-    `facts` of every model of the file. Deterministic. Raises PlanError for what cannot be.
+    Without `advice` nobody looks for what would do. `facts` of every model of the file. Deterministic. Raises PlanError for what cannot be.
     """
     planner = Planner(spec, facts, corrections or {}, tell)
     best: Attempt | None = None
@@ -204,7 +205,7 @@ def plan(
         if best is None or attempt.margin > best.margin:
             best = attempt
     assert best is not None
-    told = () if best.held else _advice(planner, best, corrections or {})
+    told = () if best.held or not advice else _advice(planner, best, corrections or {})
     return Plan(
         _models(planner, best),
         best.predictions,

@@ -58,6 +58,15 @@ def loaded(spec: Spec, wanted: str | None) -> dict[str, LlmModel | OnnxModel]:
     return models
 
 
+def at_rates(spec: Spec, times: float) -> Spec:
+    """The same file with its rates multiplied."""
+    models = {}
+    for name, model in spec.models.items():
+        traffic = {tier: shape.model_copy(update={"rate": shape.rate * times}) for tier, shape in model.traffic.items()}
+        models[name] = model.model_copy(update={"traffic": traffic})
+    return spec.model_copy(update={"models": models})
+
+
 def find_prompts(model: str, tokenizer: Path | None) -> prompts.Prompts:
     """Texts counted by the given tokenizer, by that of the model repository, or else by words."""
     path = tokenizer or _built_tokenizer(REPOSITORY / model / "1")

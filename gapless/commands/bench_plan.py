@@ -14,7 +14,7 @@ from config_gen.spec import OnnxModel, Spec, SpecError, load
 from gapless import batching, corrections, planbench
 from gapless.commands.loadtest import duration_option
 from gapless.machine import describe
-from gapless.parts import REPOSITORY, pick_parts
+from gapless.parts import REPOSITORY, at_rates, pick_parts
 from gapless.planning import facts
 from gapless.results import check_outputs, write_json
 
@@ -51,11 +51,5 @@ def scaled(spec: Spec, name: str | None, scale: float) -> Spec:
     if name is not None and not isinstance(spec.models.get(name), OnnxModel):
         batchable = [one for one, model in spec.models.items() if isinstance(model, OnnxModel)]
         raise SpecError(f"{name}: has no grid; models of kind onnx: {', '.join(batchable) or 'none'}")
-    models = {}
-    for one, model in spec.models.items():
-        if name in (None, one):
-            traffic = {
-                tier: shape.model_copy(update={"rate": shape.rate * scale}) for tier, shape in model.traffic.items()
-            }
-            models[one] = model.model_copy(update={"traffic": traffic})
-    return spec.model_copy(update={"models": models})
+    wanted = spec if name is None else spec.model_copy(update={"models": {name: spec.models[name]}})
+    return at_rates(wanted, scale)

@@ -141,7 +141,7 @@ def run(
         else:
             results[name] = _llm(name, declared.source, target, force)
             if profile:
-                results[name] |= {"law": _law(name, declared, spec, target, force)}
+                results[name] |= {"law": build_law(name, declared, spec, target, force=force)}
     write_json(json_file, {"models": results})
 
 
@@ -169,7 +169,7 @@ def _llm(name: str, source: str, out: Path, force: bool) -> dict[str, Any]:
     return {"name": name, **asdict(built), "out": str(built.out)}
 
 
-def _law(name: str, model: LlmModel, spec: Spec, out: Path, force: bool) -> dict[str, Any] | None:
+def build_law(name: str, model: LlmModel, spec: Spec, out: Path, *, force: bool = False) -> dict[str, Any] | None:
     """Measure what a step costs and tell; None where the file means other hardware than this machine has."""
     from gapless.llm_profile import LAW, profile  # needs torch
 
