@@ -61,8 +61,8 @@ def run(
         console.print(f"Loading it for {duration / 1e9:g} s …", highlight=False)
         result = load_models(parts, url, duration, scale, seed, samples)
     note = (
-        f"Settings planned for {times:g} times the declared rates. Capacity measured: {sustained:.2f} requests/s of this mix. Declared rates scaled by {scale:.2f}, to "
-        f"{SHARE:.0%} of it."
+        f"Settings planned for {times:g} times the declared rates. Capacity measured: {sustained:.2f} requests/s of "
+        f"this mix. Declared rates scaled by {scale:.2f}, to {SHARE:.0%} of it."
     )
     console.print()
     result = replace(result, notes=[*result.notes, note])
