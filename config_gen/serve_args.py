@@ -12,7 +12,10 @@ from config_gen.plan import Knob, ModelPlan, Plan
 
 FLAG = re.compile(r"--[a-z][a-z0-9-]*(=[^\s*?\[\]$`'\"\\]+)?")  # one word, in which no shell finds anything to expand
 CACHE = 64 << 20  # bytes, where the plan says nothing
-HOW = "For tritonserver; `gapless serve` gives them by itself. tritonserver --model-repository=… $(grep -v '^#' {file})"
+HOW = (
+    "What tritonserver needs beside the models. `gapless serve` gives it by itself; without it: "
+    "tritonserver --model-repository=… $(grep -v '^#' {file})"
+)
 
 
 class FlagError(ValueError):

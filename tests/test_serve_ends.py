@@ -105,6 +105,7 @@ def test_a_port_in_use_is_named(configured: Path) -> None:
         (["--model-repository", "nowhere"], "nowhere is not a folder; run gapless build, then generate"),
         (["--model-repository", "."], ". holds no model (no */config.pbtxt); run gapless generate"),
         (["--model", "absent"], "absent is not in model_repository; it holds chat"),
+        ([], "chat is configured and holds nothing to load; run gapless build"),
         (["--option", "max_num_seqs"], "key=value"),
         (["--option", "max_num_seqs=none"], "max_num_seqs: 'none' is not allowed"),
         (["--option", "max_seqs=1"], "max_seqs: unknown; one of"),

@@ -67,6 +67,7 @@ def run(
         flags=(*_flags_without_gpu(), *serve_flags.read(model_repository), *(flags or ())),
         ready_file=ready_file,
     )
+    _check_built(plan)
     server = find_server()
     if warning := shared_memory_warning(len(models)):
         _say(f"warning: {warning}")
@@ -111,6 +112,14 @@ def _models(repository: Path, wanted: list[str]) -> tuple[str, ...]:
         if name not in there:
             raise UsageError(f"--model: {name} is not in {repository}; it holds {', '.join(there)}")
     return tuple(wanted or there)
+
+
+def _check_built(plan: Plan) -> None:
+    """Raise UsageError on a model of which only the configuration is there."""
+    for name in plan.models:
+        folder = plan.repository / name
+        if not any(path.name.isdigit() and path.is_dir() for path in folder.iterdir()):
+            raise UsageError(f"--model-repository: {folder} is configured and holds nothing to load; run gapless build")
 
 
 def _check_host(host: str) -> None:
