@@ -13,21 +13,19 @@ from config_gen.plan import Plan
 from config_gen.quantity import show_duration, show_percentile
 from config_gen.serve_args import flags
 
+LONGEST = 40  # characters of a value that is shown
+
 
 def show(plan: Plan, console: Console) -> None:
     """Promises, settings with reasons, and what would do where a promise is missed."""
     console.print(promises(plan))
     for model in plan.models:
         where = f"cards {', '.join(map(str, model.gpus))}" if model.gpus else "the CPU"
-        settings = Table(
-            title=f"{model.name}: {model.memory / 2**30:.2f} GiB on {where}", title_justify="left", box=None
-        )
-        for name in ("setting", "value", "why"):
-            settings.add_column(name, overflow="fold", justify="left")
+        console.print(f"\n{model.name} on {where}, {model.memory / 2**30:.2f} GiB", style="bold", highlight=False)
         for knob in model.knobs:
-            settings.add_row(knob.name, knob.value if len(knob.value) <= 40 else "…", knob.reason)
-        console.print()
-        console.print(settings)
+            value = knob.value if len(knob.value) <= LONGEST else "…"
+            console.print(f"  {knob.name} {value}".rstrip(), end=": ", style="cyan", highlight=False, soft_wrap=True)
+            console.print(knob.reason, highlight=False, soft_wrap=True)
     if plan.held:
         console.print(f"\nEvery target is kept on {_hardware(plan)}.")
     else:
@@ -51,12 +49,13 @@ def promises(plan: Plan) -> Table:
     """A line for each target."""
     table = Table(box=None, pad_edge=False)
     for name in ("model", "tier", "target", "predicted", "with headroom", "margin", "", "most of it"):
-        table.add_column(name, justify="right" if name in ("predicted", "with headroom", "margin") else "left")
+        right = name in ("predicted", "with headroom", "margin")
+        table.add_column(name, justify="right" if right else "left", no_wrap=name != "most of it")
     for found in plan.predictions:
         table.add_row(
             found.model,
             found.tier,
-            f"{found.metric} {show_percentile(found.q)} {show_duration(found.target)}",
+            f"{found.metric} {show_percentile(found.q)} ≤ {show_duration(found.target)}",
             show_duration(found.predicted),
             show_duration(found.stressed),
             f"{found.margin:.0%}" if isfinite(found.margin) else "-∞",
