@@ -39,7 +39,7 @@ class Pair:
                 target.mkdir(parents=True)
             else:
                 target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_text(text.replace("NAME", self.rule))
+                target.write_text(text.replace("NAME", self.rule), "utf-8", "surrogateescape")
         return folder
 
     @property

@@ -80,6 +80,13 @@ TEXTS = [
         "taken",
     ),
     Pair(
+        "not-utf8",
+        model(config(parameter("a", "gr\udcf6\udcdfe"))),
+        model("# gr\udcf6\udcdfe\n" + config(parameter("a", "größe"))),
+        "taken",
+        "contains invalid UTF-8 data",
+    ),
+    Pair(
         "new-field",
         model(config('model_metrics { metric_control { metric_identifier { family: "x" } } }')),
         GOOD,

@@ -19,7 +19,12 @@ def default(policy: str, group: str = TWO, more: str = "", **rest: float) -> dic
 
 BATCHES = [
     Pair("negative-batch", model(config(batch=-1)), model(config(batch=0)), "refused", "must be non-negative value"),
-    Pair("batching-off", batching(SOON, batch=0), batching(SOON), "taken"),
+    Pair(
+        "batching-off",
+        batching("max_queue_delay_microseconds: 900000", batch=0),
+        batching("max_queue_delay_microseconds: 900000"),
+        "taken",
+    ),
     Pair(
         "preferred-size",
         batching("preferred_batch_size: [ 8 ]"),
@@ -29,8 +34,8 @@ BATCHES = [
     ),
     Pair(
         "preferred-splits",
-        batching("preferred_batch_size: [ 4 ]", batch=8, seconds=0.3),
-        batching("preferred_batch_size: [ 4, 8 ]", batch=8, seconds=0.3),
+        batching("preferred_batch_size: [ 4 ]", batch=8, seconds=0.5),
+        batching("preferred_batch_size: [ 4, 8 ]", batch=8, seconds=0.5),
         "taken",
     ),
     Pair(
@@ -155,7 +160,7 @@ QUEUES = [
 
 
 def group(words: str) -> dict[str, str | None]:
-    return dict(model(config(group=f"instance_group [ {{ {words} }} ]\n", batch=1, seconds=0.3)))
+    return dict(model(config(group=f"instance_group [ {{ {words} }} ]\n", batch=1, seconds=0.6)))
 
 
 LIMITER = 'kind: KIND_CPU count: 2 rate_limiter { resources { name: "R" count: COUNT } }'

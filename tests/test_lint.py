@@ -12,6 +12,7 @@ from lint_pairs import Pair
 
 from config_gen.lint.findings import judge, rules
 from config_gen.lint.repository import read
+from engines.served import add_to
 
 PAIRS = lint_pairs_models.PAIRS + lint_pairs_queues.PAIRS + lint_pairs_launch.PAIRS
 ROOT = Path(__file__).resolve().parent.parent
@@ -47,3 +48,12 @@ def test_what_triton_refuses_is_an_error_and_what_it_takes_is_none(pair: Pair) -
 
 def test_gapless_own_repository_is_clean() -> None:
     assert judge(read(ROOT / "model_repository")) == []
+
+
+def test_what_gapless_build_writes_is_clean(tmp_path: Path) -> None:
+    version = tmp_path / "embed" / "1"
+    version.mkdir(parents=True)
+    add_to(version)
+    assert [finding.rule.id for finding in judge(read(tmp_path))] == ["engine-files"]
+    (version / "engine.json").write_text("{}")
+    assert judge(read(tmp_path)) == []

@@ -135,6 +135,7 @@ def test_what_a_model_is_when_it_is_taken(server: Triton) -> None:
     key = {"a": {"string_value": "last"}}
     assert config_of(server, "duplicate-key")["parameters"] == key
     assert config_of(server, "placeholder-text")["parameters"] == {"a": {"string_value": "${b}"}}
+    assert BY_RULE["not-utf8"].told in server.log
     assert server.call("/v2/models/version-missing/versions/3/ready")[0] == 400
     assert server.call("/v2/models/old-version/versions/1/ready")[0] == 400
     assert server.call("/v2/models/old-version/versions/2/ready")[0] == 200

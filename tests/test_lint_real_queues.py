@@ -47,9 +47,9 @@ def test_taken(server: Triton) -> None:
 
 
 def test_no_batches_without_a_batch_size(server: Triton) -> None:
-    """The delay of 300 ms is not even waited for."""
+    """The delay of 900 ms is not even waited for."""
     answers = together(server, "batching-off", {"shape": (1,)}, {"shape": (1,)}, gap=0)
-    assert [answer["out"] for answer in answers] == [1, 1] and max(answer.seconds for answer in answers) < 0.25
+    assert [answer["out"] for answer in answers] == [1, 1] and max(answer.seconds for answer in answers) < 0.8
 
 
 def test_a_preferred_size_splits_what_fits_into_one_batch(server: Triton) -> None:
@@ -152,7 +152,7 @@ def test_instances(server: Triton) -> None:
 def test_a_rate_limiter_that_is_off_limits_nothing(server: Triton) -> None:
     """Two instances that need the one resource run at once."""
     answers = together(server, "rate-limiter-off", {}, {}, gap=0)
-    assert max(answer.seconds for answer in answers) < 0.55
+    assert max(answer.seconds for answer in answers) < 1.15
 
 
 def test_a_cache_that_is_off_computes_again(server: Triton) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 DEEPEST = 24  # levels of messages; a model configuration has seven
 _TOKEN = re.compile(
@@ -30,7 +31,7 @@ class Token:
     line: int  # from 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Field:
     """One value of a field; a list in brackets is one Field for each of its values."""
 
@@ -39,8 +40,15 @@ class Field:
     text: str = ""  # of a scalar, as written; a string without its quotes
     fields: tuple[Field, ...] = ()  # of a message
 
+    @cached_property
+    def _by_name(self) -> dict[str, list[Field]]:
+        found: dict[str, list[Field]] = {}
+        for field in self.fields:
+            found.setdefault(field.name, []).append(field)
+        return found
+
     def all(self, name: str) -> list[Field]:
-        return [field for field in self.fields if field.name == name]
+        return self._by_name.get(name, [])
 
     def at(self, *path: str | int) -> Field:
         """The field that a path leads to, or the last one on the way that is there; a number picks among a name's."""

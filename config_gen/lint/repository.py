@@ -174,7 +174,7 @@ def _flags(folder: Path, arguments: Path | None) -> launch.Flags:
     if arguments is None and not os.path.lexists(path):
         return launch.Flags()
     try:
-        return launch.parse(read_text(path), launch.FILE if arguments is None else str(arguments))
+        return launch.parse(read_text(path), launch.FILE if arguments is None else str(arguments.absolute()))
     except (OSError, ValueError) as error:
         raise RepositoryError(f"{path}: {why(error)}; give a file of tritonserver's flags, one a line") from None
 
@@ -220,7 +220,7 @@ def parsed(text: str) -> tuple[Any, Refusal | None]:
     from google.protobuf import text_format
 
     try:
-        return parse(text), None
+        return parse(text.encode("utf-8", "replace").decode()), None  # Triton itself takes bytes that are not UTF-8
     except text_format.ParseError as error:
         line, column = error.GetLine() or 0, error.GetColumn() or 0
         return None, Refusal(line, column, re.sub(r"^\d+:\d+ : ", "", str(error)))

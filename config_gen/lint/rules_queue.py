@@ -18,9 +18,9 @@ def _policies(model: Model) -> Iterator[tuple[Any, tuple[str | int, ...]]]:
     if batching.HasField(DEFAULT):
         yield batching.default_queue_policy, (BATCHING, DEFAULT)
     if batching.priority_levels:
-        keys = [field.at("key").text for field in model.root.at(BATCHING).all(LEVELS)]
+        places = {field.at("key").text: place for place, field in enumerate(model.root.at(BATCHING).all(LEVELS))}
         for key, policy in sorted(batching.priority_queue_policy.items()):
-            place = len(keys) - 1 - keys[::-1].index(str(key)) if str(key) in keys else 0
+            place = places.get(str(key), 0)  # the last of a repeated key, which is the one that counts
             yield policy, (BATCHING, LEVELS, place, "value")
 
 

@@ -100,10 +100,10 @@ def duplicate_key(model: Model, repository: Repository) -> Iterator[Spot]:
     for field, name in _maps(model.root):
         entries = [entry.at("key") for entry in field.all(name)]
         counts = Counter(key.text for key in entries if key.name == "key")
+        last = {key.text: key.line for key in entries}
         for text, count in counts.items():
             if count > 1:
-                last = next(key for key in reversed(entries) if key.text == text)
-                yield Spot(model.file, last.line, f"{name} '{cut(text)}' is given {count} times")
+                yield Spot(model.file, last[text], f"{name} '{cut(text)}' is given {count} times")
 
 
 def _maps(root: Field) -> Iterator[tuple[Field, str]]:
@@ -127,3 +127,15 @@ def new_field(model: Model, repository: Repository) -> Iterator[Spot]:
         found = model.root.at(*path)
         if found.name == path[-1]:
             yield at(model, f"{'.'.join(path)} is set", *path)
+
+
+@model_rule(
+    "not-utf8",
+    "warning",
+    why="protobuf's strings are UTF-8; Triton loads the model, complains in its log, and hands the text on as it is.",
+    fix="Save the file as UTF-8.",
+)
+def not_utf8(model: Model, repository: Repository) -> Iterator[Spot]:
+    for token in tokens(model.text):
+        if token.kind == "string" and any("\ud800" <= letter <= "\udfff" for letter in token.text):
+            yield Spot(model.file, token.line, f"{cut(token.text)} is not UTF-8")

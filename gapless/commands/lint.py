@@ -56,6 +56,6 @@ def _heading(rule: Rule) -> str:
 
 def _show(folder: Path, finding: Finding, console: Console) -> None:
     spot, rule = finding.spot, finding.rule
-    place = f"{folder.as_posix().encode('utf-8', 'backslashreplace').decode()}/{spot.file}:{spot.line}"
+    place = f"{str(folder / spot.file).encode('utf-8', 'backslashreplace').decode()}:{spot.line}"
     console.print(f"{_heading(rule)} {escape(place)}", f"  {escape(spot.what)}", f"  why: {escape(rule.why)}", sep="\n")
     console.print(f"  fix: {escape(rule.fix)}\n")
