@@ -197,7 +197,8 @@ def plan(
 ) -> Plan:
     """The cheapest plan that keeps every promise at the declared rates plus the headroom, or the nearest, with advice.
 
-    Without `advice` nobody looks for what would do. `facts` of every model of the file. Deterministic. Raises PlanError for what cannot be.
+    Without `advice` nobody looks for what would do. `facts` of every model of the file. Deterministic. Raises PlanError
+    for what cannot be.
     """
     planner = Planner(spec, facts, corrections or {}, tell)
     best: Attempt | None = None

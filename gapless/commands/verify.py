@@ -54,17 +54,21 @@ def run(
         console.print(f"{told}serving it, and loading it for {duration / 1e9:g} s …", highlight=False)
         done.append(measure(plan, spec, parts, REPOSITORY, duration, seed))
         show(done[-1], console)
-        if not tune or len(done) == rounds:
+        if not tune:
             break
-        known = corrected(done[-1], known)
-        following = planned(sla, REPOSITORY, known)
-        if settings(following) == settings(plan):
+        seen = corrected(done[-1], known)
+        following = planned(sla, REPOSITORY, seen)
+        if same := settings(following) == settings(plan):
             console.print("What was measured leads to the same plan.", highlight=False)
-            plan = following
+            generate_repository(following, REPOSITORY, sla, force=force)  # its reasons hold other numbers
+        elif len(done) == rounds:
+            console.print("What was measured would change the plan again; the one that was loaded stays.")
+        if same or len(done) < rounds:
+            known = seen
+        if same or len(done) == rounds:
+            corrections.write(REPOSITORY, known)
             break
         plan = following
-    if tune:
-        corrections.write(REPOSITORY, corrected(done[-1], known) if len(done) == rounds else known)
     write_json(json_file, {"held": done[-1].held, "rounds": [as_json(one) for one in done]})
     raise typer.Exit(0 if done[-1].held else 1)
 
