@@ -2,7 +2,7 @@
 
     model-HASH.onnx or .plan   what runs
     tokenizer-HASH.json        of a model that takes texts
-    profile-HASH.json          latency by batch and length, with --profile
+    profile-HASH.json          latency by batch, length and threads, memory, preparation, with --profile
     engine.json                the stamp; swapped in last, so that an old engine is whole until the new one is
 
 Must not know Triton.
@@ -23,12 +23,13 @@ from builders.gate import Score
 from builders.latency import Latency, as_json, batches, measure
 from builders.placing import locked, scratch_in, swap
 from builders.precisions import Candidate, Precisions
+from builders.profiling import profile
 from builders.progress import Progress, quiet
 from builders.report import Built, Row, built_from, choose, knee_of, verdict
 from builders.runtimes import Runnable, base_stamp, choose_runtime, runnable, runs_here
 from builders.sources import exported
 from builders.stages import key_of, stage
-from config_gen.spec import OnnxModel
+from config_gen.spec import SERVING, OnnxModel
 from engines.errors import EngineError
 from engines.grouping import fit
 from engines.runner import preparation
@@ -104,7 +105,7 @@ class _Build:
         runtime = self._base.runtime
         return {
             "exported": self._exported.facts,
-            "model": self._model.model_dump(exclude={"targets", "traffic", "calibration", "evaluation"}, mode="json"),
+            "model": self._model.model_dump(exclude={*SERVING, "calibration", "evaluation"}, mode="json"),
             "data": self._precisions.data_digests,
             "runtime": runtime,
             "tools": self._base.tools,
@@ -197,40 +198,31 @@ class _Build:
         with scratch_in(self._out, 2 * engine.path.stat().st_size) as scratch:
             file = _copy(engine.path, scratch, "model")
             tokenizer = _copy(self._exported.tokenizer, scratch, "tokenizer") if self._exported.tokenizer else ""
-            profile = ""
-            if self._with_profile:
-                (scratch / PROFILE).write_text(json.dumps(self._profile(engine), indent=1) + "\n")
-                profile = _copy(scratch / PROFILE, scratch, "profile")
-            names = [name for name in (file, tokenizer, profile) if name]
             stamp = replace(
                 engine.stamp,
                 precision=engine.candidate.precision,
                 file=file,
                 tokenizer=tokenizer,
-                profile=profile,
-                files={name: digest(scratch / name) for name in names},
+                files={name: digest(scratch / name) for name in (file, tokenizer) if name},
                 build_key=self._key,
                 run_cost=self._run_cost(measured),
                 gate={"asked": self._model.precision, "rows": [asdict(row) for row in rows], "knee": knee_at},
             )
-            stamp.write(scratch)
-            swap(scratch, self._out, FILE, names, _files_of(self._out))
+            stamp.write(scratch)  # with it, what lies there is an engine
+            if self._with_profile:
+                stamp = self._profiled(replace(engine, stamp=stamp), scratch)
+                stamp.write(scratch)
+            swap(scratch, self._out, FILE, stamp.files, _files_of(self._out))
         return built_from(Stamp.read(self._out), self._out)
 
-    def _profile(self, engine: Runnable) -> dict[str, Any]:
-        """Latency of the chosen engine by batch and length."""
-        longest, typical = self._exported.feed.max_length, self._precisions.typical_length
-        lengths = sorted({typical, min(longest, 2 * typical), longest}) if longest else [0]
-        shapes = [(batch, length) for length in lengths for batch in batches(self._model.max_batch_size)]
-        rows = measure({"engine": engine.session()}, shapes, self._inputs, self._tell)["engine"]
-        return {
-            "machine": self._machine,
-            "runtime": self._base.runtime,
-            "precision": engine.candidate.precision,
-            "typical_length": typical,
-            "knee": {str(n): knee_of([row for row in rows if row.length == n]) for n in lengths},
-            "rows": as_json(rows),
-        }
+    def _profiled(self, engine: Runnable, scratch: Path) -> Stamp:
+        """The stamp of the engine in `scratch`, its profile written there."""
+        items = self._precisions.evaluation
+        found = profile(engine, scratch, self._precisions.typical_length, items, self._inputs, self._tell)
+        told = {"machine": self._machine, "run_cost": engine.stamp.run_cost, **found}
+        (scratch / PROFILE).write_text(json.dumps(told, indent=1) + "\n")
+        name = _copy(scratch / PROFILE, scratch, "profile")
+        return replace(engine.stamp, profile=name, files={**engine.stamp.files, name: digest(scratch / name)})
 
 
 def _copy(path: Path, scratch: Path, name: str) -> str:

@@ -39,18 +39,24 @@ def measure(
     inputs: Callable[[int, int], Arrays],
     tell: Progress = quiet,
     seconds: float = SECONDS,
+    fewest: int = FEWEST_RUNS,
 ) -> dict[str, list[Latency]]:
-    """Every session at every shape (batch, length), run in turn so that all meet the same machine."""
+    """Every session at every shape (batch, length), run in turn so that all meet the same machine.
+
+    Each runs for `seconds` at each shape, at least `fewest` times.
+    """
     found: dict[str, list[Latency]] = {name: [] for name in sessions}
     for at, (batch, length) in enumerate(shapes):
         tell("measuring latency", at, len(shapes))
         arrays = inputs(batch, length)
         times: dict[str, list[float]] = {name: [] for name in sessions}
         for session in sessions.values():
-            for _ in range(WARM_RUNS):
-                session.run(arrays)
+            warm = time.perf_counter() + seconds
+            for run in range(WARM_RUNS):
+                if run == 0 or time.perf_counter() < warm:
+                    session.run(arrays)
         until = time.perf_counter() + seconds * len(sessions)
-        while min(map(len, times.values())) < FEWEST_RUNS or (
+        while min(map(len, times.values())) < fewest or (
             time.perf_counter() < until and max(map(len, times.values())) < MOST_RUNS
         ):
             for name, session in sessions.items():

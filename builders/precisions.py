@@ -29,6 +29,7 @@ from engines.session import Arrays, OnnxSession, Session
 
 TYPED, SERVED = "typed.onnx", "served.onnx"  # for TensorRT; for onnxruntime
 BATCH = 8  # items of a batch of data, at most
+SENTENCES = ("loadtest.prompts:sentences",)  # what texts are judged on when the SLA file names nothing
 CALIBRATED_ON = 12  # batches that ranges are taken from: what all items can say is checked by the search anyway
 TOOLS = ("onnx", "onnxruntime", "numpy")
 
@@ -56,9 +57,16 @@ class Precisions:
         self._reference: OnnxSession | None = None
         self._sides: list[tuple[list[Arrays], Outputs]] = []
         self._items: list[Sequence[Any]] = []
-        if model.calibration:
+        calibration = model.calibration
+        if not calibration and model.precision != "fp32":
+            if exported.feed.kind != "text":
+                raise BuildError(
+                    f"calibration: is missing; precision {model.precision} needs data for other than texts"
+                )
+            calibration = SENTENCES
+        if calibration:
             tell("reading data", 0, 0)
-            self._items = list(open_data(model.calibration, model.evaluation, exported.feed.kind))
+            self._items = list(open_data(calibration, model.evaluation, exported.feed.kind))
 
     @property
     def _promise(self) -> Accuracy:
@@ -69,6 +77,11 @@ class Precisions:
     def data_digests(self) -> list[str]:
         """Of calibration and evaluation."""
         return [_digest(items) for items in self._items]
+
+    @property
+    def evaluation(self) -> Sequence[Any]:
+        """Items that the model would be sent; none where the SLA file names no data."""
+        return self._items[1] if self._items else ()
 
     @property
     def typical_length(self) -> int:

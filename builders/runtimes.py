@@ -34,8 +34,9 @@ class Runnable:
     path: Path
     stamp: Stamp
 
-    def session(self) -> Session:
-        return session_on(self.stamp, self.path)
+    def session(self, threads: int = 0) -> Session:
+        """On the CPU with so many threads, 0 is one for each core."""
+        return session_on(self.stamp, self.path, threads)
 
 
 def choose_runtime(asked: Asked) -> str:

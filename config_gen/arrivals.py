@@ -12,7 +12,7 @@ from math import exp, log
 from random import Random
 from typing import NamedTuple
 
-from config_gen.spec import Lengths, LlmTraffic, OnnxTraffic
+from config_gen.spec import Lengths, LlmModel, LlmTraffic, OnnxModel, OnnxTraffic
 
 Z95 = 1.6448536269514722  # 95th percentile of the standard normal distribution
 TEMPLATE_TOKENS = 64  # left free for what a chat template adds
@@ -48,6 +48,16 @@ def unary_arrivals(
     """The same for a model that answers in one piece and reads at most `max_length` tokens of a text."""
     streams = {tier: Random(f"{seed}/{chance}{tier}") for tier in traffic}
     return _merged([_items(tier, shape, streams[tier], duration, scale, max_length) for tier, shape in traffic.items()])
+
+
+def chance(models: Mapping[str, LlmModel | OnnxModel], name: str) -> str:
+    """What begins the names of the random streams of model `name` of a file.
+
+    Nothing for the LLM declared first, which so draws by tier alone what a file with it alone draws; its name for any
+    other, so that no two send at the same moments.
+    """
+    first = next((other for other, model in models.items() if isinstance(model, LlmModel)), None)
+    return "" if name == first else f"{name}/"
 
 
 def lognormal(random: Random, lengths: Lengths) -> int:

@@ -8,12 +8,28 @@ from config_gen.spec import LlmModel, Spec, Targets, Tier
 
 
 def options(spec: Spec, model: LlmModel) -> dict[str, str]:
-    """The limits of the SLA file as options of the served model."""
+    """The limits of the SLA file as options of the served model; what it does not pin keeps its default."""
+    pinned = {
+        "max_num_seqs": _number(model.max_num_seqs),
+        "max_num_batched_tokens": _number(model.max_num_batched_tokens),
+        "kv_cache_memory": _size(model.kv_cache_memory),
+        "swap_space": _size(model.swap_space),
+    }
     return {
         "weights": model.weights,
         "max_model_len": str(model.max_model_len),
         "tiers": json.dumps({name: _limits(tier, model.targets.get(name)) for name, tier in spec.tiers.items()}),
+        **{name: text for name, text in pinned.items() if text is not None},
     }
+
+
+def _number(value: int | None) -> str | None:
+    return None if value is None else str(value)
+
+
+def _size(value: int | None) -> str | None:
+    """Whole KiB, as an option takes them."""
+    return None if value is None else f"{max(1, value // 2**10)}KiB" if value else "0"
 
 
 def _limits(tier: Tier, targets: Targets | None) -> dict[str, float]:

@@ -6,7 +6,7 @@ Data only; must not know how it was found, or how it is written as files.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 from config_gen.batching import Batching
@@ -62,9 +62,10 @@ class ModelPlan:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """One promise: `target` and `predicted` in ns at percentile `q`; infinite where requests are refused.
+    """One promise: `target`, `predicted` at the declared rates and `stressed` at those plus the headroom.
 
-    `binding` says in a few words what would have to change for it to be lower.
+    In ns at percentile `q`; infinite where requests are refused or the device cannot keep up. `binding` says in a few
+    words what most of the time goes to.
     """
 
     model: str
@@ -73,7 +74,12 @@ class Prediction:
     q: Fraction
     target: int
     predicted: float
+    stressed: float
     binding: str
+
+    @property
+    def held(self) -> bool:
+        return max(self.predicted, self.stressed) <= self.target
 
     @property
     def margin(self) -> float:
@@ -82,15 +88,31 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True)
+class Expectation:
+    """What a simulation at the declared rates saw of one tier, whether or not it has a target. ns; see Prediction."""
+
+    model: str
+    tier: str
+    metric: str
+    p50: float
+    p99: float
+    mean: float
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """`flags` are those of tritonserver. `advice` is empty when all targets are kept, else what would do, in lines."""
+    """`expected` holds every tier that sends; `executing` the mean ns of an execution of each batchable model.
+
+    `flags` are those of tritonserver. `advice` is empty when all targets are kept, else what would do, in lines."""
 
     models: tuple[ModelPlan, ...]
     predictions: tuple[Prediction, ...]
     cards: int
     flags: tuple[Knob, ...] = ()
     advice: tuple[str, ...] = ()
+    expected: tuple[Expectation, ...] = ()
+    executing: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def held(self) -> bool:
-        return all(found.predicted <= found.target for found in self.predictions)
+        return all(found.held for found in self.predictions)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*(.*)", re.ASCII)
+MOST_PER_SECOND = 10**6
 _LONGEST = 40  # characters of a quantity; what is longer is none
 
 _DURATION = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "min": 60 * 10**9, "h": 3600 * 10**9}
@@ -29,7 +30,8 @@ def _parse(value: object, kind: str, units: Mapping[str, int | Fraction], unit: 
     """The number in `value` times its unit. `unit` is the one shown when it is missing."""
     allowed = f"a {kind} such as {'8' if unit.startswith('/') else '40'}{unit} (units: {', '.join(units)})"
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        raise QuantityError(f"{reprlib.repr(value)} is not a {kind}; write {allowed}")
+        shown = str(value).lower() if isinstance(value, bool) else reprlib.repr(value)
+        raise QuantityError(f"{shown} is not a {kind}; write {allowed}")
     text = str(value).strip()
     if len(text) > _LONGEST:
         raise QuantityError(f"'{text[:37]}...' is too long for a {kind}; write {allowed}")
@@ -38,16 +40,17 @@ def _parse(value: object, kind: str, units: Mapping[str, int | Fraction], unit: 
         raise QuantityError(f"'{text}' is not a {kind}; write {allowed}")
     number, found = match.groups()
     if not found:
-        raise QuantityError(f"'{text}' has no unit; write {text}{unit}")
+        whole = f"{float(Fraction(number) * 100):g}% or " if unit == "%" and Fraction(number) <= 1 else ""
+        raise QuantityError(f"'{text}' has no unit; write {whole}{text}{unit}")
     if found not in units:
         raise QuantityError(f"'{text}' has the unknown unit '{found}'; allowed: {', '.join(units)}")
     return Fraction(number) * units[found]
 
 
-def duration(value: object) -> int:
-    """Nanoseconds, more than 0: `300ms` is 300_000_000. Raises QuantityError."""
+def duration(value: object, least: int = 1) -> int:
+    """Nanoseconds, at least `least` (1 or 0): `300ms` is 300_000_000. Raises QuantityError."""
     ns = int(_parse(value, "duration", _DURATION, "ms"))
-    if ns < 1:
+    if ns < least:
         raise QuantityError(f"'{value}' is not allowed; a duration > 0")
     if ns > 10**6 * _DURATION["h"]:
         raise QuantityError(f"'{value}' is not allowed; at most 1000000h")
@@ -59,6 +62,8 @@ def rate(value: object) -> float:
     per_second = float(_parse(value, "rate", _RATE, "/s"))
     if per_second <= 0:
         raise QuantityError(f"'{value}' is not allowed; a rate > 0")
+    if per_second > MOST_PER_SECOND:
+        raise QuantityError(f"'{value}' is not allowed; at most {MOST_PER_SECOND}/s")
     return per_second
 
 
@@ -70,11 +75,13 @@ def share(value: object) -> float:
     return part
 
 
-def memory(value: object) -> int:
-    """Bytes, at least 1: `16GiB` is 16 * 1024**3, `16GB` is 16 * 10**9. Raises QuantityError."""
+def memory(value: object, least: int = 1) -> int:
+    """Bytes, at least `least` (1 or 0): `16GiB` is 16 * 1024**3, `16GB` is 16 * 10**9. Raises QuantityError."""
     size = int(_parse(value, "memory size", _MEMORY, "GiB"))
-    if size < 1:
+    if size < least:
         raise QuantityError(f"'{value}' is not allowed; at least 1B")
+    if size > 1024 * _MEMORY["TiB"]:
+        raise QuantityError(f"'{value}' is not allowed; at most 1024TiB")
     return size
 
 

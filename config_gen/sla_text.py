@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 _REPR = reprlib.Repr()  # cuts while it writes
-_REPR.maxlevel, _REPR.maxstring, _REPR.maxother, _REPR.maxlong = 3, 80, 80, 80
+_REPR.maxlevel, _REPR.maxstring, _REPR.maxother, _REPR.maxlong = 3, 60, 60, 60
 DEEPEST = 20  # levels of a file; a spec has five
 LARGEST = 2**63  # of a whole number, whatever its base
 
@@ -41,7 +41,9 @@ def read_mapping(text: str) -> tuple[dict[str, Any], list[str]]:
 
 
 def show(value: object) -> str:
-    """A value as it is named in a message."""
+    """A value as it is named in a message: as YAML writes it, strings in quotes."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
     return cut(_REPR.repr(value))
 
 

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema
 
-from config_gen.onnx_model import CAPABILITY, METRIC, Accuracy, Engine, Image, OnnxModel, OnnxTraffic
-from config_gen.sections import SOURCES, Gpu, Hardware, Lengths, LlmModel, LlmTraffic, Section, Targets, Tier
+from config_gen import complaints, json_schema
+from config_gen.fields import Name, Section, Share
+from config_gen.hardware import Gpu, Hardware
+from config_gen.llm_model import LlmModel, LlmTraffic
+from config_gen.onnx_model import SERVING, Accuracy, Engine, Image, OnnxModel, OnnxTraffic, ResponseCache
+from config_gen.sections import Lengths, Targets, Tier
 from config_gen.sla_text import SpecError, cut, read_mapping, show
 
 __all__ = [
+    "SERVING",
     "Accuracy",
     "Engine",
     "Gpu",
@@ -28,32 +32,39 @@ __all__ = [
     "LlmTraffic",
     "OnnxModel",
     "OnnxTraffic",
+    "ResponseCache",
     "Spec",
     "SpecError",
     "Targets",
     "Tier",
     "load",
     "parse",
+    "schema",
 ]
 
-NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"  # of a model: a folder, a part of an address, a label
-ALLOWED = {
-    NAME: "letters, digits and . _ -, at most 64",
-    METRIC: "cosine, top1, max_abs_error or module:callable",
-    CAPABILITY: "a compute capability such as '8.9'",
-}
+
+def _version(value: object) -> object:
+    if value != 1 or not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError(f"{show(value)} is not allowed; 1, the version of this format")
+    return value
 
 
 class Spec(Section):
     """The whole file, checked."""
 
-    gapless: Annotated[int, Field(strict=True, ge=1, le=1)]  # version of the format
+    gapless: Annotated[int, BeforeValidator(_version), WithJsonSchema({"const": 1})]
+    """Version of the format."""
     hardware: Hardware = Hardware()
-    tiers: Annotated[dict[str, Tier], Field(min_length=1)]
+    """What the models share; without it, the CPU of one machine."""
+    headroom: Share = 0.2
+    """Targets are to hold at the declared rates and this share more; 20% unless it is given."""
+    tiers: Annotated[dict[Name, Tier], Field(min_length=1)]
+    """Traffic classes, by name; the first goes before the last."""
     models: Annotated[
-        dict[Annotated[str, Field(pattern=NAME)], Annotated[LlmModel | OnnxModel, Field(discriminator="kind")]],
+        dict[Name, Annotated[LlmModel | OnnxModel, Field(discriminator="kind")]],
         Field(min_length=1),
     ]
+    """What is served, by name."""
 
 
 def load(path: Path) -> Spec:
@@ -76,11 +87,16 @@ def parse(text: str) -> Spec:
     try:
         spec = Spec.model_validate(raw)
     except ValidationError as error:
-        mistakes = mistakes + _describe_all(error.errors(include_url=False))
+        mistakes = mistakes + [complaints.line(found, Spec) for found in error.errors(include_url=False)]
     mistakes = mistakes + _undeclared_tiers(raw)
     if spec is None or mistakes:
         raise SpecError("\n".join(" ".join(mistake.splitlines()) for mistake in mistakes))
     return spec
+
+
+def schema() -> dict[str, Any]:
+    """JSON Schema (2020-12) of an SLA file, for editors. Every file that `parse` takes fits it."""
+    return json_schema.of(Spec, "SLA file of gapless")
 
 
 def _undeclared_tiers(raw: Mapping[str, Any]) -> list[str]:
@@ -99,56 +115,3 @@ def _undeclared_tiers(raw: Mapping[str, Any]) -> list[str]:
         for tier in model[section]
         if tier not in declared
     ]
-
-
-def _describe_all(errors: list[ErrorDetails]) -> list[str]:
-    return [_describe(error) for error in errors]
-
-
-def _describe(error: ErrorDetails) -> str:
-    loc = _without_tag(error["loc"])
-    path = ".".join(cut(str(part)) for part in loc) or "the file"
-    value, context = show(error["input"]), error.get("ctx", {})
-    match error["type"]:
-        case "missing":
-            return f"{path}: is missing; it is required"
-        case "extra_forbidden":
-            return f"{path}: unknown key; allowed: {', '.join(_keys_at(error['loc'][:-1]))}"
-        case "value_error":
-            return f"{path}: {context['error']}"
-        case "literal_error":
-            return f"{path}: {value} is not allowed; {context['expected']}"
-        case "union_tag_not_found":
-            return f"{path}.kind: is missing; it is required"
-        case "union_tag_invalid":
-            return f"{path}.kind: {show(context['tag'])} is not allowed; {context['expected_tags']}"
-        case "string_pattern_mismatch":
-            return f"{path}: {value} is not allowed; {ALLOWED[context['pattern']]}"
-        case "too_short":
-            return f"{path}: is empty; at least one is needed"
-        case "model_type":
-            return f"{path}: {value} is not allowed; a mapping with the keys {', '.join(_keys_at(error['loc']))}"
-        case "model_attributes_type":
-            return f"{path}: {value} is not allowed; a mapping with the key kind and those of its kind"
-        case _:
-            return f"{path}: {value} is not allowed; {error['msg'].removeprefix('Input should be ')}"
-
-
-def _without_tag(loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    """The path in the file: after a model's name pydantic puts its kind."""
-    return loc[:2] + loc[3:] if loc[0:1] == ("models",) and loc[2:3] in (("llm",), ("onnx",)) else loc
-
-
-def _keys_at(path: tuple[int | str, ...]) -> list[str]:
-    """The keys allowed in the section at `path`, found by walking the declarations."""
-    at: Any = Spec
-    for step in path:
-        if isinstance(at, type) and issubclass(at, Section):
-            at = at.model_fields[str(step)].annotation
-        elif step in SOURCES:  # the kind of a model, which pydantic puts into the path
-            at = {"llm": LlmModel, "onnx": OnnxModel}[str(step)]
-        else:  # dict[str, section], tuple[section, ...]
-            at = next(inner for inner in get_args(at) if inner not in (str, Ellipsis))
-        if type(None) in get_args(at):
-            at = next(inner for inner in get_args(at) if inner is not type(None))
-    return list(at.model_fields)

@@ -6,7 +6,7 @@ Knows no tensors and no threads: a Source says what arrived and how to wait, a S
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from decode.clock import Clock
 from decode.engine import Engine
@@ -34,6 +34,15 @@ class Observer(Protocol):
     """Sees every step that did something; a trace recorder, a profiler."""
 
     def step(self, now: int, inputs: Sequence[Input], plan: StepPlan | None, result: StepResult | None) -> None: ...
+
+
+class Round(NamedTuple):
+    """A round under way: the moment it began, what arrived, what is executed (None: nothing to do, or it failed)."""
+
+    now: int
+    inputs: Sequence[Input]
+    plan: StepPlan | None
+    result: StepResult | None
 
 
 class Driver:
@@ -64,18 +73,31 @@ class Driver:
 
     def step(self) -> bool:
         """One round. False when there was nothing to execute."""
+        round_ = self.begin()
+        if round_.result is not None:
+            self.clock.spend(round_.result.elapsed)
+        self.finish(round_)
+        return round_.plan is not None
+
+    def begin(self) -> Round:
+        """The first half of a round: what arrived, what is executed now, and how long that takes."""
         now = self.clock.now()
         inputs = self.source.due(now)
         for item in inputs:
             self.engine.apply(item, now)
         plan = self.engine.plan(now)
-        result = self._execute(plan) if plan is not None else None
+        return Round(now, inputs, plan, self._execute(plan) if plan is not None else None)
+
+    def finish(self, round_: Round) -> None:
+        """The second half, once its time is spent: results become events."""
+        now, inputs, plan, result = round_
+        if plan is not None and result is not None:
+            self.engine.commit(plan, result, self.clock.now())
         if self.observer is not None and (inputs or plan is not None):
             self.observer.step(now, inputs, plan, result)
         events = self.engine.take_events()
         if events:
             self.sink.emit(events)
-        return plan is not None
 
     def _execute(self, plan: StepPlan) -> StepResult | None:
         try:
@@ -86,8 +108,6 @@ class Driver:
             self.engine.fail(f"step {plan.step} failed: {type(error).__name__}: {error}", self.clock.now())
             return None
         self.failures = 0
-        self.clock.spend(result.elapsed)
-        self.engine.commit(plan, result, self.clock.now())
         return result
 
 

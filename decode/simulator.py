@@ -7,7 +7,7 @@ Must not know the SLA file, tables, or where a step's time comes from: that is t
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from decode.clock import VirtualClock
@@ -96,6 +96,22 @@ class Recorder:
                 one = live.pop(event.request_id)
                 one.tier.rejected += 1
                 self._missed(one, 0, str(event.reason))
+
+    def waits_for(self, tiers: Collection[str]) -> bool:
+        """Whether a request of these tiers has not ended."""
+        wanted = [self.tiers[name] for name in tiers]
+        return any(one.tier is tier for one in self._live.values() for tier in wanted)
+
+    def abandon(self, tiers: Collection[str]) -> None:
+        """Nobody waits any longer: what these tiers sent and has no end has missed, the rest counts as not sent."""
+        wanted = [self.tiers[name] for name in tiers]
+        for one in self._live.values():
+            if any(one.tier is tier for tier in wanted):
+                one.tier.failed += 1
+                self._missed(one, 0 if one.first < 0 else 1, "not answered in time")
+            else:
+                one.tier.sent -= 1
+        self._live.clear()
 
     def _finished(self, event: Finished) -> None:
         one, usage = self._live.pop(event.request_id), event.usage

@@ -12,8 +12,11 @@ import typer
 
 COMMANDS = {
     "build": "Turn model sources into what the server loads: LLMs, and engines that passed an accuracy gate.",
+    "plan": "Choose settings that keep the promises of an SLA file, with the reason for each.",
     "generate": "Write the configuration of the model repository that an SLA file needs.",
+    "lint": "Look for mistakes in a Triton model repository, ours or not.",
     "serve": "Start Triton with a model repository, wait until it answers, and keep it alive.",
+    "verify": "Plan, generate, serve and load as declared; measured beside predicted.",
     "loadtest": "Send the declared traffic and give a verdict per traffic class.",
     "simulate": "Predict what the declared traffic would get, with the scheduler that serves, on a virtual clock.",
     "bench": "Measure the engine on this machine.",

@@ -16,11 +16,12 @@ def engine_plan(name: str, stamp: Stamp, batching: Batching) -> ModelPlan:
     return ModelPlan(
         name,
         gpus=(0,) if stamp.runtime in TENSORRT else (),
-        inputs=_planned(tensors.inputs(stamp)),
-        outputs=_planned(tensors.outputs(stamp)),
+        inputs=planned_tensors(tensors.inputs(stamp)),
+        outputs=planned_tensors(tensors.outputs(stamp)),
         batching=batching,
     )
 
 
-def _planned(declared: Sequence[tensors.Declared]) -> tuple[Tensor, ...]:
+def planned_tensors(declared: Sequence[tensors.Declared]) -> tuple[Tensor, ...]:
+    """An engine's tensors in the words of a plan."""
     return tuple(Tensor(**asdict(tensor)) for tensor in declared)

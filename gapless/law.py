@@ -23,6 +23,16 @@ from gapless.errors import UsageError
 from gapless.machine import describe
 
 
+def fitted(
+    steps: list[Step], work: Workload, rate: float | None, model: ModelConfig, case: ServiceOptions, executor: Executor
+) -> Measured:
+    """The law of `steps`, with its errors on a run of `work` as `case` that it has not seen. Raises FitError."""
+    law, config = law_fit.fit(steps), engine_config(model, case)
+    error = run_error(law, work, config, rate, bench.measure(work, config, executor, rate))
+    per_token = model.kv_bytes_per_token(KV_BYTES[case.weights])
+    return Measured(law, error, describe(), per_token, model.max_position_embeddings, case.weights)
+
+
 def write(
     path: Path,
     steps: list[Step],
@@ -37,16 +47,13 @@ def write(
 
     Raises FitError, or UsageError when the file cannot be written.
     """
-    law, config = law_fit.fit(steps), engine_config(model, case)
-    error = run_error(law, work, config, rate, bench.measure(work, config, executor, rate))
-    per_token = model.kv_bytes_per_token(KV_BYTES[case.weights])
-    found = Measured(law, error, describe(), per_token, model.max_position_embeddings, case.weights)
+    found = fitted(steps, work, rate, model, case, executor)
     try:
         found.write(path)
     except OSError as problem:
         raise UsageError(f"--law: {path}: {problem.strerror}; the law is lost") from None
     console.print(f"\nLaw of a step: {found.told()} Written to {path}.", highlight=False)
-    return {"file": path.name, "fit": law.fit._asdict(), "run": error._asdict()}
+    return {"file": path.name, "fit": found.law.fit._asdict(), "run": found.run._asdict()}
 
 
 def run_error(law: FittedLaw, work: Workload, config: EngineConfig, rate: float | None, run: bench.Run) -> RunError:

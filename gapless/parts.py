@@ -6,11 +6,12 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from config_gen.arrivals import chance
 from config_gen.spec import LlmModel, OnnxModel, Spec, SpecError
 from engines.stamp import FILE, Stamp
 from gapless.errors import UsageError
 from loadtest import prompts
-from loadtest.schedule import Part, chance
+from loadtest.schedule import Part
 
 REPOSITORY = Path("model_repository")
 
@@ -55,6 +56,15 @@ def loaded(spec: Spec, wanted: str | None) -> dict[str, LlmModel | OnnxModel]:
     if not models:
         raise SpecError(f"models: none of {', '.join(spec.models)} has traffic; declare what at least one tier sends")
     return models
+
+
+def at_rates(spec: Spec, times: float) -> Spec:
+    """The same file with its rates multiplied."""
+    models = {}
+    for name, model in spec.models.items():
+        traffic = {tier: shape.model_copy(update={"rate": shape.rate * times}) for tier, shape in model.traffic.items()}
+        models[name] = model.model_copy(update={"traffic": traffic})
+    return spec.model_copy(update={"models": models})
 
 
 def find_prompts(model: str, tokenizer: Path | None) -> prompts.Prompts:

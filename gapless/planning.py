@@ -1,31 +1,141 @@
-"""From an SLA file and what was built to a plan: so far all on the CPU, as large as may be, with no prediction."""
+"""What `gapless plan` and the commands after it share: facts of the built models, read from the repository, and a plan.
+
+Wires the rooms; holds no policy of its own.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from config_gen.batching import Batching
-from config_gen.llm_options import options
-from config_gen.llm_tensors import INPUTS, OUTPUTS
-from config_gen.plan import Knob, ModelPlan, Plan
-from config_gen.spec import LlmModel, Spec, load
-from engines.stamp import Stamp
-from gapless.engine_plan import engine_plan
+from config_gen.facts import Facts, LlmFacts, OnnxFacts
+from config_gen.plan import Plan
+from config_gen.planner import Correction, Tell, plan, quiet
+from config_gen.profile import Profile
+from config_gen.spec import LlmModel, OnnxModel, Spec, load
+from decode.assembly import ACTIVATIONS, CPU_SWAP_RATE, GPU_SWAP_RATE, KV_BYTES
+from decode.executors.cost_model import Measured
+from decode.executors.gpu_cost import GpuError, GpuLaw, ModelShape, gpu_table
+from decode.executors.model_config import ModelConfig
+from decode.options import ServiceOptions
+from engines import tensors
+from engines.stamp import TENSORRT, Stamp
+from gapless.corrections import read as corrections_of
+from gapless.engine_plan import planned_tensors
+from gapless.errors import UsageError
+from gapless.llm_profile import LAW
+from gapless.parts import REPOSITORY
 
-DELAY = 2_000_000  # ns
+PROCESS = 600 * 2**20  # bytes of a Python process with torch, before it holds a weight
+SMALLER = ("fp16", "int8")  # that a plan may advise on a card
 
 
-def planned(sla: Path, repository: Path) -> Plan:
-    """The plan for an SLA file whose models are built in `repository`. Raises SpecError or EngineError."""
+def planned(
+    sla: Path,
+    repository: Path = REPOSITORY,
+    corrections: Mapping[str, Correction] | None = None,
+    tell: Tell = quiet,
+) -> Plan:
+    """The plan of a file for the models built in `repository`, by default with the corrections that lie there.
+
+    Raises SpecError, PlanError, UsageError, EngineError, LawError, ModelError or GpuError, one line per mistake.
+    """
     spec = load(sla)
-    return Plan(tuple(_model(spec, name, repository / name / "1") for name in spec.models), (), 0)
+    known = facts(spec, sla, repository)
+    return plan(spec, known, corrections_of(repository) if corrections is None else corrections, tell)
 
 
-def _model(spec: Spec, name: str, built: Path) -> ModelPlan:
-    declared = spec.models[name]
-    if isinstance(declared, LlmModel):
-        parameters = {**options(spec, declared), "device": "cpu"}
-        knobs = tuple(Knob(f"parameters.{key}", value, "as declared") for key, value in parameters.items())
-        return ModelPlan(name, (), INPUTS, OUTPUTS, parameters=parameters, knobs=knobs)
-    stamp = Stamp.read(built)
-    return engine_plan(name, stamp, Batching(stamp.max_batch_size, delay=DELAY))
+def facts(spec: Spec, sla: Path, repository: Path) -> dict[str, Facts]:
+    """What was measured of every model of the file. Raises as `planned` does, about all models at once."""
+    found: dict[str, Facts] = {}
+    mistakes: list[str] = []
+    for name, model in spec.models.items():
+        folder = repository / name / "1"
+        try:
+            found[name] = _onnx(model, folder) if isinstance(model, OnnxModel) else _llm(spec, model, folder)
+        except ValueError as error:  # of a file that is missing, old or broken: what they all are
+            if not hasattr(error, "exit_status"):
+                raise
+            build = f"gapless build {name} --sla {sla} --profile"
+            mistakes.append(f"models.{name}: {error}" + ("" if build in str(error) else f"; run {build}"))
+    if mistakes:
+        raise UsageError("\n".join(mistakes))
+    return found
+
+
+def _onnx(model: OnnxModel, folder: Path) -> OnnxFacts:
+    stamp = Stamp.read(folder)
+    if stamp.source != model.source:
+        raise UsageError(f"{folder} holds an engine of {stamp.source}, and the file says {model.source}")
+    if stamp.gate.get("asked") != model.precision:
+        raise UsageError(
+            f"{folder} holds an engine that was asked for in {stamp.gate.get('asked')}, and the file says "
+            f"{model.precision}"
+        )
+    if not stamp.profile:
+        raise UsageError(f"{folder} holds an engine whose latency was not measured")
+    profile = Profile.read(folder / stamp.profile, stamp.rebuild)
+    return OnnxFacts(
+        profile,
+        planned_tensors(tensors.inputs(stamp)),
+        planned_tensors(tensors.outputs(stamp)),
+        stamp.feed.kind,
+        stamp.max_batch_size,
+        stamp.runtime in TENSORRT,
+        stamp.feed.size,
+    )
+
+
+def _llm(spec: Spec, model: LlmModel, folder: Path) -> LlmFacts:
+    config = ModelConfig.read(folder)
+    if not spec.hardware.gpus:
+        return _on_cpu(model, config, folder)
+    types = {gpu.type for gpu in spec.hardware.gpus}
+    if len(types) > 1:
+        raise UsageError(f"hardware.gpus: {', '.join(sorted(types))} differ; an LLM is planned on cards of one type")
+    known = _on_card(types.pop(), config, model.weights)
+    smaller = {}
+    for precision in SMALLER[SMALLER.index(model.weights) + 1 if model.weights in SMALLER else 0 :]:
+        try:
+            smaller[precision] = _on_card(spec.hardware.gpus[0].type, config, precision)
+        except GpuError:
+            continue
+    return replace(known, smaller=smaller)
+
+
+def _on_cpu(model: LlmModel, config: ModelConfig, folder: Path) -> LlmFacts:
+    found = Measured.read(folder / LAW)
+    if not found.cores:
+        raise UsageError(f"{folder / LAW} was not measured on a CPU, which the file's hardware is")
+    if found.weights != model.weights:
+        raise UsageError(f"{folder / LAW} was measured with {found.weights} weights, and the file says {model.weights}")
+    page = ServiceOptions().page_size * found.kv_bytes_per_token
+    return LlmFacts(
+        found.law,
+        found.kv_bytes_per_token,
+        found.max_model_len,
+        PROCESS + config.num_parameters * KV_BYTES[model.weights],
+        f"measured on {found.machine}",
+        cores=found.cores,
+        host_memory=found.host_memory,
+        swap_page_time=max(1, int(page / CPU_SWAP_RATE)),
+    )
+
+
+def _on_card(gpu: str, config: ModelConfig, weights: str) -> LlmFacts:
+    """Raises GpuError for weights that the table of the card has no measurements of."""
+    table = gpu_table(gpu)
+    law = GpuLaw(table, ModelShape.of(config), weights)
+    memory = law.memory()
+    page = ServiceOptions().page_size * memory.kv_per_token
+    return LlmFacts(
+        law,
+        memory.kv_per_token,
+        config.max_position_embeddings,
+        memory.weights + max(memory.reserved, ACTIVATIONS),
+        f"{'estimated from the datasheet' if table.raw['estimated'] else 'put together from measured operators'} of a "
+        f"{table.name}",
+        on_gpu=True,
+        swap_page_time=max(1, int(page / GPU_SWAP_RATE)),
+    )

@@ -6,62 +6,21 @@ Wires `loadtest` and `decode.simulator`; must not know where a law comes from.
 from __future__ import annotations
 
 import os
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import cache
-from itertools import accumulate
-from typing import Any, overload
+from typing import Any
 
 from config_gen.arrivals import Arrival, arrivals
+from config_gen.llm_load import requests
+from config_gen.percentiles import Counted
 from config_gen.spec import LlmModel
 from decode.config import EngineConfig
 from decode.executors.cost_model import Law
 from decode.outcome import GAP, Outcome, TierRecord
-from decode.simulator import Timed, simulate
-from decode.types import Request, SamplingParams
+from decode.simulator import simulate
 from loadtest import report, verdict
 from loadtest.run import LoadtestError
-
-
-class Counted(Sequence[float]):
-    """Ascending values, each with how often it stands there: a sequence that is as long as their sum."""
-
-    def __init__(self, counts: Mapping[float, int], unit: float = 1.0) -> None:
-        self._values = sorted(counts)
-        self._ends = list(accumulate(counts[value] for value in self._values))
-        self._unit = unit
-
-    def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
-
-    @overload
-    def __getitem__(self, at: int) -> float: ...
-    @overload
-    def __getitem__(self, at: slice) -> Sequence[float]: ...
-    def __getitem__(self, at: int | slice) -> float | Sequence[float]:
-        if isinstance(at, slice):
-            return [self[i] for i in range(*at.indices(len(self)))]
-        if not -len(self) <= at < len(self):
-            raise IndexError(at)
-        return self._values[bisect_right(self._ends, at % len(self))] * self._unit
-
-
-def requests(drawn: Iterable[Arrival], tiers: Sequence[str]) -> Iterator[Timed]:
-    """Token ids for arrivals: a tier's system prompt is the same ids every time, a request's own text starts with an id
-    that nobody else has, so that a prefix cache is hit where a shared prefix is meant and nowhere else."""
-    ranks = {tier: at + 1 for at, tier in enumerate(tiers)}
-    for at, arrival in enumerate(drawn):
-        rank = ranks[arrival.tier]
-        prompt = (rank,) * arrival.shared + (len(tiers) + 1 + at,) + (0,) * (arrival.own - 1)
-        name = f"{arrival.tier}-{arrival.number}"
-        yield arrival.at, Request(name, prompt, _sampling(arrival.output), arrival.tier)
-
-
-@cache
-def _sampling(output: int) -> SamplingParams:
-    return SamplingParams(max_tokens=output, temperature=0, ignore_eos=True, seed=0)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ Must not know the server, clocks or locust.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import merge
 from random import Random
@@ -74,16 +74,6 @@ class Part:
     def _text(self, stream: str, tokens: int) -> str:
         assert self.texts is not None, "a tier that sends text needs something to draw it"
         return self.texts.draw(Random(stream), tokens)
-
-
-def chance(models: Mapping[str, LlmModel | OnnxModel], name: str) -> str:
-    """What begins the names of the random streams of model `name` of a file.
-
-    Nothing for the LLM declared first, which so draws by tier alone what a file with it alone draws; its name for any
-    other, so that no two send at the same moments.
-    """
-    first = next((other for other, model in models.items() if isinstance(model, LlmModel)), None)
-    return "" if name == first else f"{name}/"
 
 
 def schedule(parts: Sequence[Part], duration: int, scale: float, seed: int) -> list[Planned]:

@@ -32,7 +32,7 @@ SIMULATION = {f"decode.{name}" for name in SIMULATION_NAMES.split()} | {
 ROOMS = ("builders", "config_gen", "decode", "engines", "gapless", "loadtest", "observe")
 # What a room may import of other rooms: whole rooms by name, single modules by their dotted name.
 MAY_IMPORT: dict[str, set[str]] = {
-    "builders": SPEC | {"engines"},  # a builder measures what will run
+    "builders": SPEC | {"config_gen.profile", "engines"},  # a builder measures what will run
     "config_gen": CORE | SIMULATION,
     "decode": set(),
     "engines": set(),
@@ -41,6 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "observe": SPEC,
 }
 EXTRA = {
+    ("config_gen.unary_search", "engines.grouping"),  # how a batch is computed, by the very code that does it
     ("decode.triton_io", "observe.metrics"),  # the declarations of the metrics that it sets
     ("engines.triton_io", "decode.supervision"),  # one line to the launcher for all models
     ("engines.served.model", "decode.stub"),  # one check of the stub for all models

@@ -15,6 +15,8 @@ import pytest
 import yaml
 from builder_models import small_int8
 
+from builders.latency import batches
+from config_gen.profile import Profile
 from engines.runner import Runner
 from engines.stamp import Stamp
 
@@ -87,13 +89,14 @@ def test_the_table_shows_precision_size_accuracy_and_latency(built: Any) -> None
     assert any(line.startswith("int8 ") and "times fp32" in line for line in lines)
 
 
-def test_the_profile_is_in_order_and_has_a_knee(built: Any) -> None:
+def test_the_profile_can_be_read_by_whoever_plans(built: Any) -> None:
     folder, _ = built
-    version = folder / "model_repository" / "one" / "1"
-    profile = json.loads((version / Stamp.read(version).profile).read_text())
-    shapes = [(row["length"], row["batch"]) for row in profile["rows"]]
-    assert shapes == sorted(shapes) == [(0, 1), (0, 2), (0, 4)]
-    assert set(profile["knee"]) == {"0"} and profile["knee"]["0"] in (1, 2, 4)
+    for name, largest in (("one", 4), ("two", 2)):
+        version = folder / "model_repository" / name / "1"
+        profile = Profile.read(version / Stamp.read(version).profile)
+        assert {row.batch for row in profile.rows} == set(batches(largest))
+        assert {row.threads for row in profile.rows} == set(batches(len(os.sched_getaffinity(0))))
+        assert all(0 < row.p50 <= row.p99 and row.runs >= 5 for row in profile.rows)
 
 
 def test_building_again_does_nothing_and_says_so(built: Any) -> None:

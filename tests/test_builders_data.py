@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import builder_models
@@ -11,6 +12,10 @@ import numpy as np
 from PIL import Image
 
 from builders.data import CROPS, MOST, SMALLEST_CROP, digest_of, open_data
+from builders.precisions import Precisions
+from builders.progress import quiet
+from engines.stamp import Feed
+from loadtest.prompts import sentences
 
 RANDOM = np.random.default_rng(0)
 
@@ -122,3 +127,14 @@ def test_black_pictures_of_two_shapes_are_two_pictures() -> None:
     assert digest_of(tall) != digest_of(wide)
     assert digest_of({"a": tall}) != digest_of({"b": tall})
     assert digest_of(tall) == digest_of(tall.copy())
+
+
+def test_texts_have_data_of_their_own_when_nothing_is_named() -> None:
+    exported: Any = SimpleNamespace(feed=Feed("text", max_length=64))
+    fields = {"source": "wheel:any", "accuracy": {"metric": "cosine", "min": 0.99}}
+    model = builder_models.onnx_model(precision="int8", **fields)
+    preparation: Any = None
+    left, right = Precisions(exported, model, preparation, quiet, force=False)._items
+    assert len(left) > 100 and len(right) > 100 and {*left, *right} <= set(sentences()) and not set(left) & set(right)
+    plain = builder_models.onnx_model(source="wheel:any")
+    assert Precisions(exported, plain, preparation, quiet, force=False)._items == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 import shutil
 import threading
 from collections.abc import Callable
@@ -17,7 +17,9 @@ import pytest
 from builder_models import build, snapshot, whole
 
 from builders import int8, stages
+from builders.latency import batches
 from builders.report import Built
+from config_gen.profile import Profile
 from engines.runner import Runner
 from engines.stamp import FILE, Stamp
 
@@ -175,17 +177,28 @@ def test_two_builds_of_one_folder_follow_each_other(sources: dict[str, Any], tmp
     whole(tmp_path / "out")
 
 
-def test_a_profile_has_a_row_for_each_shape_and_a_knee(sources: dict[str, Any], tmp_path: Path) -> None:
+def test_a_profile_says_what_a_plan_must_know(sources: dict[str, Any], tmp_path: Path) -> None:
     build(sources, tmp_path / "out")
     assert not build(sources, tmp_path / "out", profile=True).up_to_date
     stamp = whole(tmp_path / "out")
-    profile = json.loads((tmp_path / "out" / stamp.profile).read_text())
-    assert [(row["length"], row["batch"]) for row in profile["rows"]] == [(0, 1), (0, 2), (0, 4)]
-    assert list(profile["knee"]) == ["0"] and profile["knee"]["0"] in (1, 2, 4)
-    assert (
-        profile["runtime"] == "onnxruntime"
-        and profile["machine"] == "two cores"
-        and profile["precision"] == stamp.precision
-    )
+    profile = Profile.read(tmp_path / "out" / stamp.profile)
+    cores = len(os.sched_getaffinity(0))
+    shapes = [(row.threads, row.length, row.batch) for row in profile.rows]
+    assert shapes == [(threads, 0, batch) for threads in batches(cores) for batch in (1, 2, 4)]
+    assert list(profile.knee) == ["0"] and profile.knee["0"] in (1, 2, 4)
+    assert (profile.runtime, profile.machine, profile.precision) == ("onnxruntime", "two cores", stamp.precision)
+    assert (profile.cores, profile.typical_length, profile.run_cost) == (cores, 0, None)
+    assert 50e6 < profile.memory < profile.host_memory and 0 < profile.prepare_ms < 50
+    assert profile.ns(1, 0, cores) <= profile.ns(4) < 1e9
     assert build(sources, tmp_path / "out", profile=True).up_to_date
     assert build(sources, tmp_path / "out").up_to_date
+
+
+@pytest.mark.parametrize(
+    "change", [{"instances": 2}, {"queue_delay": "2ms"}, {"response_cache": {"repeats": "30%"}}, {"traffic": {}}]
+)
+def test_how_an_engine_is_served_changes_nothing_in_it(
+    sources: dict[str, Any], tmp_path: Path, change: dict[str, Any]
+) -> None:
+    build(sources, tmp_path / "out")
+    assert build(sources | change, tmp_path / "out").up_to_date

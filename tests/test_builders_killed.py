@@ -61,7 +61,7 @@ elif what == "removing":
         Path.unlink = dying(Path.unlink)
         true_swap(scratch, out, stamp, names, old)
     builders.engine.swap = swap
-builders.latency.measure.__defaults__ = (lambda what, done, total: None, 0.0)
+builders.latency.measure.__defaults__ = (lambda what, done, total: None, 0.0, 9)
 fields = builder_models.small_int8(Path(sys.argv[1]), "new", seed=5)
 builder_models.build(fields, Path(sys.argv[2]), force=moment.startswith("quantizing"), profile=True)
 print("done")
@@ -72,7 +72,7 @@ print("done")
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     """Where the source is, and where an engine of it is."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("builders.latency.measure.__defaults__", (lambda what, done, total: None, 0.0))
+    monkeypatch.setattr("builders.latency.measure.__defaults__", (lambda what, done, total: None, 0.0, 9))
     builder_models.build(small_int8(tmp_path), tmp_path / "out", profile=True)
     return tmp_path, tmp_path / "out"
 

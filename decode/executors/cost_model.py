@@ -152,6 +152,9 @@ class Measured:
     kv_bytes_per_token: int
     max_model_len: int  # the longest that the model was made for
     weights: str
+    built: str = ""  # digest of the build's record, of a law that lies beside the model
+    cores: int = 0  # that a step may use; 0 where it was measured on a GPU, or nobody said
+    host_memory: int = 0  # bytes of the machine
 
     def told(self) -> str:
         """How far it is off, in sentences."""
@@ -209,6 +212,9 @@ def _from_json(raw: dict[str, Any]) -> Measured:
         _count("kv_bytes_per_token", raw["kv_bytes_per_token"], 1),
         _count("max_model_len", raw["max_model_len"], 1),
         str(raw["weights"]),
+        str(raw.get("built", "")),
+        _count("cores", raw.get("cores", 0), 0),
+        _count("host_memory", raw.get("host_memory", 0), 0),
     )
 
 

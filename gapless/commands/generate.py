@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import sys
-from math import isfinite
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from config_gen.plan import Knob, ModelPlan, Plan, Prediction
-from config_gen.quantity import show_duration, show_percentile
+from config_gen.plan import Plan
 from config_gen.repository import CONFIG, FLAGS
 from config_gen.repository_files import Change, write
-from config_gen.serve_args import flags
 from gapless.generation import pending
 from gapless.parts import REPOSITORY
+from gapless.plan_report import as_json, missed
 from gapless.planning import planned
 from gapless.results import check_outputs, write_json
 
@@ -47,23 +45,9 @@ def run(
         for line in told(plan, out, wanted):
             print(line)
     changed = [] if diff or refused else [str(change.path) for change in wanted]
-    write_json(json_file, as_json(plan, wanted, changed))
+    paths = {"pending": [str(change.path) for change in wanted], "written": changed}
+    write_json(json_file, as_json(plan) | paths)
     raise typer.Exit(1 if refused or (diff and wanted) else 0)
-
-
-def missed(plan: Plan) -> list[str]:
-    """A line for each promise that would not be kept, and what would do."""
-    if plan.held:
-        return []
-    lines = []
-    for found in plan.predictions:
-        if found.predicted > found.target:
-            got = show_duration(found.predicted) if isfinite(found.predicted) else "refused"
-            lines.append(
-                f"{found.model}, {found.tier}: {found.metric.upper()} {show_percentile(found.q)} {got}, promised "
-                f"{show_duration(found.target)}; {found.binding}"
-            )
-    return [*lines, *plan.advice]
 
 
 def told(plan: Plan, out: Path, wanted: list[Change]) -> list[str]:
@@ -74,36 +58,3 @@ def told(plan: Plan, out: Path, wanted: list[Change]) -> list[str]:
     lines = [f"{path}: {changed.get(path, 'as it was')}" for path in paths]
     others = sorted(path.parent.name for path in out.glob(f"*/{CONFIG}") if path.parent.name not in names)
     return [*lines, *([f"Not in the file, and left alone: {', '.join(others)}"] if others else [])]
-
-
-def as_json(plan: Plan, wanted: list[Change], written: list[str]) -> dict[str, Any]:
-    """The plan in ns and bytes; a prediction that is null is a refusal."""
-    return {
-        "held": plan.held,
-        "models": {model.name: _model(model) for model in plan.models},
-        "flags": [_knob(knob) for knob in flags(plan)],
-        "predictions": [_prediction(found) for found in plan.predictions],
-        "advice": list(plan.advice),
-        "pending": [str(change.path) for change in wanted],
-        "written": written,
-    }
-
-
-def _model(model: ModelPlan) -> dict[str, Any]:
-    return {"gpus": list(model.gpus), "memory": model.memory, "knobs": [_knob(knob) for knob in model.knobs]}
-
-
-def _knob(knob: Knob) -> dict[str, str]:
-    return {"name": knob.name, "value": knob.value, "reason": knob.reason}
-
-
-def _prediction(found: Prediction) -> dict[str, Any]:
-    return {
-        "model": found.model,
-        "tier": found.tier,
-        "metric": found.metric,
-        "at": show_percentile(found.q),
-        "target": found.target,
-        "predicted": found.predicted if isfinite(found.predicted) else None,
-        "binding": found.binding,
-    }

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from config_gen.arrivals import chance
 from config_gen.llm_options import options
 from config_gen.spec import LlmModel, Spec, load
 from decode.config import EngineConfig, Policy, pages_in
@@ -27,7 +28,6 @@ from gapless.errors import UsageError
 from gapless.parts import REPOSITORY, pick_llm
 from gapless.results import check_outputs, write_json
 from loadtest import report
-from loadtest.schedule import chance
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,205 @@
+"""A chosen way to serve as a ModelPlan: every setting with the sentence that says why it has this value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import ceil
+
+from config_gen.facts import Facts, LlmFacts, OnnxFacts
+from config_gen.llm_search import MIB, LlmCandidate, longest_request
+from config_gen.llm_tensors import INPUTS, OUTPUTS
+from config_gen.placing import MOST_SHARING
+from config_gen.plan import Knob, ModelPlan, Tensor, WarmUp
+from config_gen.quantity import show_duration
+from config_gen.settling import Choice
+from config_gen.spec import LlmModel, OnnxModel, Spec
+from config_gen.unary_search import Candidate, threads_of
+
+GIB = 2**30
+PIXELS = "pixels"  # the input of a picture model that needs no decoding
+
+
+def model_plan(
+    spec: Spec, name: str, facts: Facts, choice: Choice, cards: tuple[int, ...], card: int, cores: int, beside: str
+) -> ModelPlan:
+    """`card`: bytes of each card; `beside`: batchable models that compute on the same cards, by name."""
+    model = spec.models[name]
+    if isinstance(choice, LlmCandidate):
+        assert isinstance(model, LlmModel) and isinstance(facts, LlmFacts)
+        return _llm(spec, name, model, facts, choice, cards, card)
+    assert isinstance(model, OnnxModel) and isinstance(facts, OnnxFacts)
+    return _onnx(spec, name, model, facts, choice, cards, cores, beside)
+
+
+def _llm(
+    spec: Spec, name: str, model: LlmModel, facts: LlmFacts, choice: LlmCandidate, cards: tuple[int, ...], card: int
+) -> ModelPlan:
+    parameters = dict(choice.parameters)
+    if cards:
+        del parameters["kv_cache_memory"]
+        share = ceil(choice.memory / card * 100) / 100
+        parameters |= {"device": "cuda", "gpu_memory_utilization": f"{share:.2f}"}
+    else:
+        parameters["device"] = "cpu"
+    return ModelPlan(
+        name,
+        cards,
+        INPUTS,
+        OUTPUTS,
+        parameters=parameters,
+        memory=choice.memory,
+        knobs=tuple(_llm_knobs(spec, name, model, facts, choice, parameters, cards)),
+    )
+
+
+def _llm_knobs(
+    spec: Spec,
+    name: str,
+    model: LlmModel,
+    facts: LlmFacts,
+    choice: LlmCandidate,
+    parameters: dict[str, str],
+    cards: tuple[int, ...],
+) -> Iterator[Knob]:
+    config = choice.served.config
+    why = {
+        "weights": f"from the file; a step costs what was {facts.told}",
+        "max_model_len": f"from the file; the longest request of ten minutes of this traffic has "
+        f"{longest_request(spec, name)} tokens",
+        "tiers": "weights, bounds and targets of the file: the scheduler keeps to them from step to step",
+        "max_num_seqs": _pinned(model.max_num_seqs) or "the fewest of those tried that leave as much of the targets",
+        "max_num_batched_tokens": _pinned(model.max_num_batched_tokens)
+        or f"longest steps that keep the targets: alone {choice.margin:.0%} of the tightest is left",
+        "kv_cache_memory": _pinned(model.kv_cache_memory)
+        or f"{config.num_pages} pages of {config.page_size} tokens; at most {choice.pages_peak:.0%} were in use",
+        "gpu_memory_utilization": f"weights of {facts.weights_memory / GIB:.1f} GiB with what a step allocates, and "
+        f"{choice.kv_memory / GIB:.1f} GiB for {config.num_pages} KV pages, of which at most {choice.pages_peak:.0%} "
+        "were in use",
+        "swap_space": _pinned(model.swap_space) or "",
+        "device": "the card of its instance group" if cards else "its executor is for the CPU; all cores",
+    }
+    yield Knob("max_batch_size", "0", "it batches by itself, step by step; Triton must hand over at once")
+    yield Knob("instance_group.count", "1", _where(cards))
+    for key, value in parameters.items():
+        yield Knob(f"parameters.{key}", value, why[key])
+
+
+def _onnx(
+    spec: Spec,
+    name: str,
+    model: OnnxModel,
+    facts: OnnxFacts,
+    choice: Candidate,
+    cards: tuple[int, ...],
+    cores: int,
+    beside: str,
+) -> ModelPlan:
+    # Triton takes an empty list for [max_batch_size]; written, the plan is what the server reports.
+    batching = replace(
+        choice.served.batching,
+        preferred=choice.served.batching.preferred or (choice.served.batching.max_batch_size,),
+    )
+    limited = bool(beside) and batching.instances >= 1
+    knobs = list(_onnx_knobs(spec, model, facts, choice, cards, cores))
+    if limited:
+        told = f"at most {MOST_SHARING} executions at once on a card that it shares with {beside}"
+        knobs.append(Knob("instance_group.rate_limiter", "1", told))
+    return ModelPlan(
+        name,
+        cards,
+        facts.inputs,
+        facts.outputs,
+        batching,
+        response_cache=model.response_cache is not None,
+        warm_up=_warm_up(facts),
+        rate_limit={"executions": 1} if limited else None,
+        memory=choice.memory,
+        knobs=tuple(knobs),
+    )
+
+
+def _onnx_knobs(
+    spec: Spec, model: OnnxModel, facts: OnnxFacts, choice: Candidate, cards: tuple[int, ...], cores: int
+) -> Iterator[Knob]:
+    batching = choice.served.batching
+    size, instances = batching.max_batch_size, batching.instances
+    threads = 0 if facts.on_gpu else threads_of(cores, instances)
+    length = facts.profile.typical_length
+    one, many = (facts.profile.ns(rows, length, threads) for rows in (1, size))
+    yield Knob(
+        "max_batch_size",
+        str(size),
+        f"a batch of {size} takes {show_duration(many)} and one request {show_duration(one)} (at {length} tokens)"
+        if length
+        else f"a batch of {size} takes {show_duration(many)} and one request {show_duration(one)}",
+    )
+    yield Knob(
+        "dynamic_batching.max_queue_delay_microseconds",
+        str(batching.delay // 1000),
+        _pinned(model.queue_delay)
+        or (
+            f"waiting up to {show_duration(batching.delay)} for more fills batches and leaves most of the targets"
+            if batching.delay
+            else "a batch leaves as soon as an instance is free: what comes meanwhile makes the next one"
+        ),
+    )
+    yield Knob(
+        "dynamic_batching.preferred_batch_size",
+        str(size),
+        "the largest alone: smaller ones would leave without those that wait",
+    )
+    yield Knob(
+        "instance_group.count",
+        str(instances),
+        f"{_pinned(model.instances) or 'the fewest that keep the targets'}; {_where(cards)}"
+        + ("" if facts.on_gpu else f", {threads} thread{'s' if threads > 1 else ''} each")
+        + f", {facts.profile.memory / MIB:.0f} MiB each",
+    )
+    yield from _level_knobs(spec, choice)
+    if model.response_cache is not None:
+        told = f"the file allows it, and says that {model.response_cache.repeats:.0%} of requests were asked before"
+        yield Knob("response_cache.enable", "true", told)
+    yield Knob("model_warmup", "1", "an instance computes once before it counts as ready")
+
+
+def _level_knobs(spec: Spec, choice: Candidate) -> Iterator[Knob]:
+    batching = choice.served.batching
+    if batching.levels:
+        order = ", ".join(f"{at} {tier}" for at, tier in enumerate(spec.tiers, start=1))
+        yield Knob(
+            "dynamic_batching.priority_levels",
+            str(len(batching.levels)),
+            f"{order}: requests send their level as `priority`; queue_timeout and max_queue of each are the file's",
+        )
+        yield Knob("dynamic_batching.default_priority_level", "1", "of requests that name none: the first of the file")
+    elif any(tier.queue_timeout or tier.max_queue for tier in spec.tiers.values()):
+        yield Knob(
+            "dynamic_batching.priority_levels",
+            "",
+            "left out, and with them queue_timeout and max_queue: with levels or bounds Triton's batcher may sleep up "
+            "to 500 ms beside a free instance, which costs more of the targets than the levels bring",
+        )
+
+
+def _warm_up(facts: OnnxFacts) -> WarmUp:
+    """One request of zeros; of a picture its pixels, for zeros are no encoded picture."""
+    wanted = [tensor for tensor in facts.inputs if facts.feed != "image" or tensor.name == PIXELS]
+    free = facts.size or 8
+    return WarmUp(
+        1,
+        tuple(
+            Tensor(tensor.name, tensor.data_type, tuple(free if dim < 0 else dim for dim in tensor.dims))
+            for tensor in wanted
+        ),
+    )
+
+
+def _where(cards: tuple[int, ...]) -> str:
+    if not cards:
+        return "on the CPU"
+    return f"on card {cards[0]}" if len(cards) == 1 else f"on each of the cards {', '.join(map(str, cards))}"
+
+
+def _pinned(value: object) -> str | None:
+    return None if value is None else "from the file"

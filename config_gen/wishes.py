@@ -1,0 +1,99 @@
+"""Wishes that no plan can grant, told with the numbers before anything is searched.
+
+A promise below what one request alone takes, KV memory below one longest request, a model larger than a card.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+
+from config_gen.facts import Facts, LlmFacts, OnnxFacts
+from config_gen.placing import USABLE
+from config_gen.quantity import show_duration
+from config_gen.spec import LlmModel, OnnxModel, Spec
+from config_gen.unary_search import threads_of
+from decode.executors.gpu_cost import StepWork
+
+GIB = 2**30
+
+
+class PlanError(ValueError):
+    """A file that cannot be planned; one line per reason."""
+
+    exit_status = 2
+
+
+def check(spec: Spec, facts: Mapping[str, Facts], cores: int, card: int, host_memory: int) -> None:
+    """Raise PlanError for what cannot be; `card` and `host_memory` in bytes, 0 where unknown."""
+    mistakes: list[str] = []
+    for name, model in spec.models.items():
+        known = facts[name]
+        if isinstance(model, LlmModel):
+            assert isinstance(known, LlmFacts)
+            mistakes += _llm(name, model, known, card if known.on_gpu else host_memory)
+        else:
+            assert isinstance(known, OnnxFacts)
+            mistakes += _onnx(name, model, known, cores, card)
+    if mistakes:
+        raise PlanError("\n".join(mistakes))
+
+
+def _llm(name: str, model: LlmModel, facts: LlmFacts, memory: int) -> Iterator[str]:
+    where = f"models.{name}"
+    if model.max_model_len > facts.max_model_len:
+        yield f"{where}.max_model_len: {model.max_model_len} is not allowed; the model was made for at most " + str(
+            facts.max_model_len
+        )
+    need = model.max_model_len * facts.kv_bytes_per_token
+    if model.kv_cache_memory is not None and model.kv_cache_memory < need:
+        yield (
+            f"{where}.kv_cache_memory: {model.kv_cache_memory / GIB:.2f} GiB hold less than one request of "
+            f"max_model_len {model.max_model_len} ({need / GIB:.2f} GiB at {facts.kv_bytes_per_token} bytes a token); "
+            "give more, or a smaller max_model_len"
+        )
+    usable = memory * (USABLE if facts.on_gpu else 1)
+    if memory and facts.weights_memory + need > usable:
+        what = "a card" if facts.on_gpu else "the host"
+        yield (
+            f"{where}: weights of {facts.weights_memory / GIB:.1f} GiB and KV pages of one request of max_model_len "
+            f"{model.max_model_len} ({need / GIB:.2f} GiB) do not fit the {usable / GIB:.1f} GiB that {what} has for "
+            "them; take smaller weights or a smaller max_model_len"
+        )
+    for tier, targets in model.targets.items():
+        shape = model.traffic.get(tier)
+        if shape is None:
+            continue
+        prompt = shape.prompt.median
+        floors = {
+            "ttft": facts.law.step(StepWork(prompt, 1, prompt * prompt // 2, 0, 0, 1)),
+            "itl": facts.law.step(StepWork(0, 0, 0, 1, prompt, 1)),
+        }
+        floors["e2e"] = floors["ttft"] + (shape.output.median - 1) * floors["itl"]
+        for metric, floor in floors.items():
+            yield from _below(f"{where}.targets.{tier}.{metric}", getattr(targets, metric), floor, targets.at)
+
+
+def _onnx(name: str, model: OnnxModel, facts: OnnxFacts, cores: int, card: int) -> Iterator[str]:
+    where, profile = f"models.{name}", facts.profile
+    if facts.on_gpu and card and profile.memory > card * USABLE:
+        yield (
+            f"{where}: one instance takes {profile.memory / GIB:.1f} GiB, and a card has {card * USABLE / GIB:.1f} GiB "
+            "for it; take a smaller precision or another card"
+        )
+    threads = 0 if facts.on_gpu else threads_of(cores, 1)
+    for tier, targets in model.targets.items():
+        shape = model.traffic.get(tier)
+        if shape is not None:
+            length = shape.length.median if shape.length else 0
+            floor = profile.ns(1, min(length, model.max_length), threads) + profile.prepare_ms * 1e6
+            yield from _below(f"{where}.targets.{tier}.e2e", targets.e2e, floor, targets.at)
+
+
+def _below(path: str, target: int | None, floor: float, q: Fraction) -> Iterator[str]:
+    """A target that half of the requests miss even when each has everything for itself."""
+    if target is not None and target < floor and q >= Fraction(1, 2):
+        yield (
+            f"{path}: {show_duration(target)} cannot be kept: a request of median length alone on this hardware takes "
+            f"{show_duration(floor)}; allowed: more than that"
+        )

@@ -1,0 +1,128 @@
+"""`gapless verify`: plan, generate, serve, load as declared, and lay what was measured beside what was predicted.
+
+With --tune what the server showed goes into the next plan, until the targets are kept and the plan stays as it is.
+"""
+
+from __future__ import annotations
+
+from math import isfinite
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from config_gen.plan import Plan
+from config_gen.quantity import show_duration, show_percentile
+from config_gen.spec import load
+from gapless import corrections
+from gapless.commands.loadtest import duration_option
+from gapless.generation import generate_repository
+from gapless.parts import REPOSITORY, pick_parts
+from gapless.planning import planned
+from gapless.results import check_outputs, write_json
+from gapless.signals import leave_like_an_exception
+from gapless.verifying import Line, Round, corrected, measure
+from loadtest import report
+
+ROUNDS = 3
+
+
+def run(
+    sla: Annotated[Path, typer.Argument(help="SLA file", metavar="SLA.yaml")],
+    duration: Annotated[int, duration_option()] = "2min",  # type: ignore[assignment]
+    seed: Annotated[int, typer.Option(help="arrivals, lengths and prompts follow from it")] = 0,
+    tune: Annotated[bool, typer.Option("--tune", help="Feed what was measured back and plan again.")] = False,
+    rounds: Annotated[int, typer.Option(help="With --tune: loads at most.", min=1, max=20)] = ROUNDS,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite configuration that was changed by hand.")] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write all rounds as JSON.")] = None,
+) -> None:
+    """Exit 0 when every target was kept as measured, 1 when not or when no plan keeps them, 2 on bad input."""
+    leave_like_an_exception()  # so that the server is stopped
+    check_outputs(json=json_file)
+    console = Console()
+    spec, parts = load(sla), pick_parts(load(sla), None)
+    known = corrections.read(REPOSITORY)
+    plan = planned(sla, REPOSITORY, known)
+    done: list[Round] = []
+    while True:
+        if not plan.held:
+            console.print("No plan keeps every target; loading the one that comes nearest.", highlight=False)
+        generate_repository(plan, REPOSITORY, sla, force=force)
+        told = f"Round {len(done) + 1}: " if tune else ""
+        console.print(f"{told}serving it, and loading it for {duration / 1e9:g} s …", highlight=False)
+        done.append(measure(plan, spec, parts, REPOSITORY, duration, seed))
+        show(done[-1], console)
+        if not tune or len(done) == rounds:
+            break
+        known = corrected(done[-1], known)
+        following = planned(sla, REPOSITORY, known)
+        if settings(following) == settings(plan):
+            console.print("What was measured leads to the same plan.", highlight=False)
+            plan = following
+            break
+        plan = following
+    if tune:
+        corrections.write(REPOSITORY, corrected(done[-1], known) if len(done) == rounds else known)
+    write_json(json_file, {"held": done[-1].held, "rounds": [as_json(one) for one in done]})
+    raise typer.Exit(0 if done[-1].held else 1)
+
+
+def settings(plan: Plan) -> object:
+    """What of a plan a server would see; reasons and predictions may differ."""
+    return [(model.name, model.gpus, model.batching, dict(model.parameters or {})) for model in plan.models]
+
+
+def show(done: Round, console: Console) -> None:
+    """The table, and the verdict."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("model", "tier", "metric", "target", "predicted", "measured", "", "P99 predicted", "measured", "off"):
+        table.add_column(name, justify="left" if name in ("model", "tier", "metric", "") else "right")
+    for line in done.lines:
+        table.add_row(
+            line.model,
+            line.tier,
+            f"{line.metric} {show_percentile(line.q)}",
+            show_duration(line.target) if line.target is not None else "",
+            _shown(line.predicted),
+            _shown(line.measured),
+            {"kept": "kept", "missed": "MISSED", "none": "no verdict"}.get(line.ruling, ""),
+            _shown(line.predicted_p99),
+            _shown(line.measured_p99),
+            f"{line.off:+.0%}" if line.off is not None and isfinite(line.off) else "",
+        )
+    console.print(table)
+    console.print(done.report.conclusion, style="bold green" if done.held else "bold red", highlight=False)
+
+
+def _shown(ns: float | None) -> str:
+    return "" if ns is None else show_duration(ns)
+
+
+def as_json(done: Round) -> dict[str, Any]:
+    """Times in ns."""
+    return {
+        "held": done.held,
+        "predicted_held": done.plan.held,
+        "lines": [_line(line) for line in done.lines],
+        "report": report.as_json(done.report),
+    }
+
+
+def _line(line: Line) -> dict[str, Any]:
+    numbers = {
+        "predicted_ns": line.predicted,
+        "measured_ns": line.measured,
+        "predicted_p99_ns": line.predicted_p99,
+        "measured_p99_ns": line.measured_p99,
+        "p99_off": line.off,
+    }
+    return {
+        "model": line.model,
+        "tier": line.tier,
+        "metric": line.metric,
+        "at": show_percentile(line.q).lower(),
+        "target_ns": line.target,
+        "ruling": line.ruling,
+    } | {name: value if value is not None and isfinite(value) else None for name, value in numbers.items()}

@@ -1,0 +1,98 @@
+"""What a plan says: promises and settings as tables, all of it as JSON. Must not know how it was found."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from math import isfinite
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from config_gen.plan import Plan
+from config_gen.quantity import show_duration, show_percentile
+from config_gen.serve_args import flags
+
+LONGEST = 40  # characters of a value that is shown
+
+
+def show(plan: Plan, console: Console) -> None:
+    """Promises, settings with reasons, and what would do where a promise is missed."""
+    console.print(promises(plan))
+    for model in plan.models:
+        where = f"cards {', '.join(map(str, model.gpus))}" if model.gpus else "the CPU"
+        console.print(f"\n{model.name} on {where}, {model.memory / 2**30:.2f} GiB", style="bold", highlight=False)
+        for knob in model.knobs:
+            value = knob.value if len(knob.value) <= LONGEST else "…"
+            console.print(f"  {knob.name} {value}".rstrip(), end=": ", style="cyan", highlight=False, soft_wrap=True)
+            console.print(knob.reason, highlight=False, soft_wrap=True)
+    if plan.held:
+        console.print(f"\nEvery target is kept on {_hardware(plan)}.")
+    else:
+        console.print(f"\nNo plan keeps every target; this one on {_hardware(plan)} comes nearest. What would do:")
+        for line in plan.advice or ("nothing that was tried: less traffic, looser targets, smaller weights, more",):
+            console.print(f"  {line}", highlight=False)
+
+
+def missed(plan: Plan) -> list[str]:
+    """A line for each promise that would not be kept, then what would do."""
+    return [
+        f"models.{found.model}.targets.{found.tier}.{found.metric}: {show_duration(found.target)} at "
+        f"{show_percentile(found.q)} is missed: {show_duration(found.predicted)}, "
+        f"{show_duration(found.stressed)} with headroom; {found.binding}"
+        for found in plan.predictions
+        if not found.held
+    ] + list(plan.advice)
+
+
+def promises(plan: Plan) -> Table:
+    """A line for each target."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("model", "tier", "target", "predicted", "with headroom", "margin", "", "most of it"):
+        right = name in ("predicted", "with headroom", "margin")
+        table.add_column(name, justify="right" if right else "left", no_wrap=name != "most of it")
+    for found in plan.predictions:
+        table.add_row(
+            found.model,
+            found.tier,
+            f"{found.metric} {show_percentile(found.q)} ≤ {show_duration(found.target)}",
+            show_duration(found.predicted),
+            show_duration(found.stressed),
+            f"{found.margin:.0%}" if isfinite(found.margin) else "-∞",
+            "kept" if found.held else "MISSED",
+            found.binding,
+        )
+    return table
+
+
+def _hardware(plan: Plan) -> str:
+    return f"{plan.cards} card{'s' if plan.cards > 1 else ''}" if plan.cards else "the CPU"
+
+
+def as_json(plan: Plan) -> dict[str, Any]:
+    """Times in ns, infinite ones as null."""
+    return {
+        "held": plan.held,
+        "cards": plan.cards,
+        "predictions": [
+            {
+                "model": found.model,
+                "tier": found.tier,
+                "metric": found.metric,
+                "at": show_percentile(found.q).lower(),
+                "target_ns": found.target,
+                "predicted_ns": _finite(found.predicted),
+                "with_headroom_ns": _finite(found.stressed),
+                "kept": found.held,
+                "binding": found.binding,
+            }
+            for found in plan.predictions
+        ],
+        "models": {model.name: asdict(model) for model in plan.models},
+        "flags": [asdict(flag) for flag in flags(plan)],
+        "advice": list(plan.advice),
+    }
+
+
+def _finite(ns: float) -> float | None:
+    return ns if isfinite(ns) else None

@@ -1,0 +1,217 @@
+"""The simulated batcher against the real Triton, whose models sleep: what it predicts from when requests were sent.
+
+What depends on the machine and not on the batcher is measured in the same run: how long executions took, and how often
+the batcher looked before an instance waited.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from functools import partial
+from random import Random
+from statistics import fmean, median
+from typing import NamedTuple
+
+import pytest
+from batcher_measured import MS, Compared, compare, executions, idle_gaps, lost_share, measured_cost
+from sleeping_triton import Answer, Client, add_sleeper, triton
+
+from config_gen.batcher import POLL, Alone, Arrived, Batcher, Race, simulate
+from config_gen.batching import Batching, QueuePolicy
+from config_gen.events import Events
+
+BASE, ROW = 80, 10  # ms an execution sleeps, and for each row
+SECONDS = 22.0
+ATTEMPTS = 3  # a setting that missed a bar is measured again: the machine may have stood still for a moment
+CLOSED_SECONDS, CLOSED_BASE = 10.0, 20
+
+
+class Setting(NamedTuple):
+    batching: Batching
+    rate: float  # requests in a second
+    levels: tuple[int, ...] = (0,)  # drawn from for each request
+    sizes: tuple[int, ...] = (1,)
+
+
+TWO = (QueuePolicy(), QueuePolicy())
+HIGH_AND_LOW = (1, 1, 2, 2, 2)
+SETTINGS = {
+    "plain": Setting(Batching(8), 30),
+    "plain, two instances": Setting(Batching(8, 2), 55),
+    "delay": Setting(Batching(8, delay=60 * MS), 25),
+    "delay, two instances": Setting(Batching(8, 2, delay=80 * MS), 45),
+    "preferred": Setting(Batching(8, preferred=(2, 4)), 26),
+    "delay, preferred": Setting(Batching(8, delay=80 * MS, preferred=(4,)), 25),
+    "long delay, preferred": Setting(Batching(8, delay=160 * MS, preferred=(4, 8)), 23),
+    "several rows": Setting(Batching(8, delay=60 * MS, preferred=(6,)), 15, (0,), (1, 2, 3)),
+    "levels": Setting(Batching(8, levels=TWO), 28, HIGH_AND_LOW),
+    "levels, two instances": Setting(Batching(8, 2, levels=TWO), 55, HIGH_AND_LOW),
+    "levels, delay": Setting(Batching(8, delay=60 * MS, levels=TWO), 24, HIGH_AND_LOW),
+    "levels, default": Setting(Batching(8, levels=TWO, default_level=2), 28, (1, 0, 7)),
+    "bound": Setting(Batching(8, default_policy=QueuePolicy(max_queue=40)), 30),
+    "bound, two instances": Setting(Batching(8, 2, default_policy=QueuePolicy(max_queue=10)), 75),
+    "levels, bounds, two instances": Setting(
+        Batching(8, 2, levels=(QueuePolicy(max_queue=20), QueuePolicy(max_queue=4))), 70, (1, 2)
+    ),
+    "timeout": Setting(Batching(8, default_policy=QueuePolicy(200 * MS)), 45),
+    "timeout delays": Setting(Batching(8, default_policy=QueuePolicy(200 * MS, "delay")), 30),
+    "levels, timeout": Setting(Batching(8, levels=(QueuePolicy(), QueuePolicy(240 * MS))), 42, HIGH_AND_LOW),
+    "levels, timeouts, delay": Setting(
+        Batching(8, delay=40 * MS, levels=(QueuePolicy(300 * MS, "delay"), QueuePolicy(240 * MS))), 35, HIGH_AND_LOW
+    ),
+}
+STALLING = {f"stall {i}": Batching(1, levels=TWO) for i in range(4)}
+OVERLOADED = Setting(Batching(8, default_policy=QueuePolicy(max_queue=8)), 60)
+CLOSED = {**STALLING, "no levels": Batching(1), "levels, two": Batching(1, 2, levels=TWO)}
+
+
+def prefetches(batching: Batching) -> bool:
+    return not batching.levels and batching.default_policy == QueuePolicy()
+
+
+def schedule(setting: Setting, seconds: float, seed: str) -> list[tuple[float, int, int]]:
+    chance, planned, at = Random(seed), [], 0.2
+    while (at := at + chance.expovariate(setting.rate)) < seconds:
+        planned.append((at, chance.choice(setting.levels), chance.choice(setting.sizes)))
+    return planned
+
+
+def directory(name: str) -> str:
+    return name.replace(", ", "-").replace(" ", "_")
+
+
+async def load(address: str, names: Sequence[str], attempt: int) -> dict[str, list[Answer]]:
+    client = Client(address)
+    for name in names:
+        await client.ask(directory(name))
+    plans = {name: schedule(SETTINGS[name], SECONDS, f"{name}/{attempt}") for name in names}
+    found = await asyncio.gather(*(client.open_loop(directory(name), plan) for name, plan in plans.items()))
+    await client.channel.close()
+    return dict(zip(names, found, strict=True))
+
+
+def race(name: str, answers: Sequence[Answer]) -> Race:
+    """How often wake-ups were lost, as measured; by default where batches are prefetched and none can be."""
+    batching = SETTINGS[name].batching
+    return Race() if prefetches(batching) else Race(lost_share(answers, batching.delay))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("batchers")
+    for name, setting in SETTINGS.items():
+        add_sleeper(folder / "models", directory(name), setting.batching, BASE, ROW)
+    for name, batching in CLOSED.items():
+        add_sleeper(folder / "models", directory(name), batching, CLOSED_BASE, 0)
+    add_sleeper(folder / "models", "overloaded", OVERLOADED.batching, BASE, ROW)
+    with triton(folder / "models", folder / "log") as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def compared(server: str) -> dict[str, list[Compared]]:
+    """All settings, loaded at the same time; those that miss a bar again."""
+    attempts: dict[str, list[Compared]] = {name: [] for name in SETTINGS}
+    overhead = 0.0
+    for attempt in range(ATTEMPTS):
+        names = [name for name, before in attempts.items() if not before or before[-1].misses]
+        found = asyncio.run(load(server, names, attempt)) if names else {}
+        if attempt == 0:
+            overhead = median(idle_gaps(found["plain"], 2 * MS))
+        for name, answers in found.items():
+            cost = measured_cost(answers, ROW * MS, overhead)
+            done = compare(name, SETTINGS[name].batching, answers, cost, race(name, answers))
+            attempts[name].append(done)
+            print(done, *done.misses, sep="  ")
+    return attempts
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_simulation_does_what_triton_does(compared: dict[str, list[Compared]], name: str) -> None:
+    assert not compared[name][-1].misses, "\n".join(f"{one}  {one.misses}" for one in compared[name])
+
+
+# Closed loops
+
+
+class Loop(NamedTuple):
+    rate: float  # answers in a second
+    stalls: list[int]  # ns that an instance waited though requests did
+    executions: int
+
+
+def loop(answers: Sequence[Answer]) -> Loop:
+    answered = [one for one in answers if not one.reason]
+    span = max(one.ended for one in answered) - min(one.sent for one in answered)
+    stalls = [gap for gap in idle_gaps(answers, 0) if gap > POLL // 2]
+    return Loop(len(answered) / span * 1e9, stalls, len(executions(answers)))
+
+
+async def load_to_the_end(address: str) -> dict[str, Loop]:
+    """Closed loops of two users, and beside them a model that is offered more than it can do."""
+    client = Client(address)
+    for name in CLOSED:
+        await client.ask(directory(name))
+    flood = client.open_loop("overloaded", schedule(OVERLOADED, CLOSED_SECONDS, "overloaded"))
+    users = [client.closed_loop(directory(name), 2, CLOSED_SECONDS) for name in CLOSED]
+    found = await asyncio.gather(flood, *users)
+    await client.channel.close()
+    return {name: loop(answers) for name, answers in zip(("overloaded", *CLOSED), found, strict=True)}
+
+
+@pytest.fixture(scope="module")
+def loops(server: str) -> dict[str, Loop]:
+    return asyncio.run(load_to_the_end(server))
+
+
+def simulated_rate(batching: Batching, work: float, race: Race) -> float:
+    """Answers a second to two users that ask again at once, of executions of `work` ns."""
+    events, span = Events(), 300 * 1000 * MS
+    count = 0
+
+    def ended(request: Arrived, moment: int, reason: str) -> None:
+        nonlocal count
+        count += 1
+        batcher.submit(Arrived(moment, 1))
+
+    batcher = Batcher(events, batching, Alone(events), lambda batch: work, ended, race)
+    for user in range(2):
+        events.at(user, partial(batcher.submit, Arrived(user, 1)))
+    events.run(span)
+    return count / span * 1e9
+
+
+def test_priority_levels_stall_closed_loops_as_simulated(loops: dict[str, Loop]) -> None:
+    """Two users of a model that runs one request at a time: one runs, one waits, and now and then nobody wakes it."""
+    plain = loops["no levels"]
+    assert not plain.stalls
+    own = 1e9 / plain.rate
+    assert simulated_rate(CLOSED["no levels"], own, Race()) == pytest.approx(plain.rate, rel=0.01)
+    stalling = [loops[name] for name in STALLING]
+    stalls = [gap for loop in stalling for gap in loop.stalls]
+    late = len(stalls) / sum(loop.executions for loop in stalling)
+    print(f"without levels {plain.rate:.1f}/s, with {[round(loop.rate, 1) for loop in stalling]}, late {late:.3f}")
+    assert stalls
+    # The batcher waits POLL from when it looked: when the one that runs began, or when it ended.
+    assert all(POLL - CLOSED_BASE * MS - 30 * MS < gap < POLL + 50 * MS for gap in stalls)
+    rate = fmean(loop.rate for loop in stalling)
+    assert rate < 0.98 * plain.rate
+    assert simulated_rate(CLOSED["stall 0"], own, Race(0.5, late)) == pytest.approx(rate, rel=0.1)
+
+
+def test_a_second_instance_does_not_stall(loops: dict[str, Loop]) -> None:
+    two = loops["levels, two"]
+    assert not two.stalls and two.rate > 1.8 * loops["no levels"].rate
+
+
+def test_a_bound_without_prefetching_breaks_down_under_overload(loops: dict[str, Loop]) -> None:
+    """Requests that are refused wake nobody: with the queue full, a lost wake-up costs the rest of POLL."""
+    capacity = OVERLOADED.batching.max_batch_size / (BASE + ROW * OVERLOADED.batching.max_batch_size) * 1e3
+    real = loops["overloaded"]
+    assert real.stalls and real.rate < 0.85 * capacity
+    arrivals = [Arrived(int(at * 1e9), 0) for at, _, _ in schedule(OVERLOADED, CLOSED_SECONDS, "overloaded")]
+    ends = simulate(OVERLOADED.batching, arrivals, lambda batch: (BASE + ROW * len(batch)) * MS, Race())
+    answered = sum(not reason for _, _, reason in ends)
+    print(f"overloaded: {real.rate:.1f}/s of {capacity:.0f}/s, simulated {answered / CLOSED_SECONDS:.1f}/s")
+    assert answered / CLOSED_SECONDS < 0.85 * capacity

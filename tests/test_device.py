@@ -1,0 +1,80 @@
+"""A device that executions share, against a brute-force simulation in small steps of time."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from config_gen.device import Shared
+from config_gen.events import Events
+
+
+def ends(capacity: float, jobs: list[tuple[int, int, float]]) -> list[int]:
+    """Moments at which jobs (arrival, work, width) are done."""
+    events = Events()
+    device, found = Shared(events, capacity), [0] * len(jobs)
+
+    def start(at: int) -> None:
+        def done() -> None:
+            found[at] = events.now
+
+        device.begin(jobs[at][1], jobs[at][2], done)
+
+    for at, (arrival, _, _) in enumerate(jobs):
+        events.at(arrival, lambda at=at: start(at))
+    events.run()
+    return found
+
+
+def stepped(capacity: float, jobs: list[tuple[int, int, float]], step: int) -> list[int]:
+    """The same by giving each running job its share of every `step` ns."""
+    left, found, now = [float(work) for _, work, _ in jobs], [0] * len(jobs), 0
+    while any(value > 0 for value in left):
+        running = [at for at, (arrival, _, _) in enumerate(jobs) if arrival <= now and left[at] > 0]
+        asked = sum(jobs[at][2] for at in running)
+        for at in running:
+            left[at] -= step * min(1.0, capacity / asked)
+            if left[at] <= 0:
+                found[at] = now + step
+        now += step
+    return found
+
+
+job = st.tuples(st.integers(0, 3000), st.integers(1, 3000), st.sampled_from([1.0, 2.0]))
+
+
+@given(st.sampled_from([1.0, 2.0, 4.0]), st.lists(job, min_size=1, max_size=6))
+def test_all_slow_down_alike_once_more_is_asked_for_than_there_is(
+    capacity: float, jobs: list[tuple[int, int, float]]
+) -> None:
+    for ours, theirs in zip(ends(capacity, jobs), stepped(capacity, jobs, 1), strict=True):
+        assert abs(ours - theirs) <= 2 * len(jobs)
+
+
+def test_an_execution_alone_takes_its_work_and_two_that_fit_do_not_meet() -> None:
+    assert ends(2.0, [(0, 1000, 2.0)]) == [1000]
+    assert ends(2.0, [(0, 1000, 1.0), (0, 700, 1.0)]) == [1000, 700]
+
+
+def test_two_that_each_want_everything_take_twice_as_long() -> None:
+    assert ends(2.0, [(0, 1000, 2.0), (0, 1000, 2.0)]) == [2000, 2000]
+    # 500 alone, then half speed: the second ends its 300 at 1100, when the first has 200 left.
+    assert ends(2.0, [(0, 1000, 2.0), (500, 300, 2.0)]) == [1300, 1100]
+
+
+def test_a_card_in_time_slices_pays_for_beginning_beside_another() -> None:
+    events, found = Events(), []
+    device = Shared(events, 1.0, switch=400)
+    device.begin(1000, 1.0, lambda: found.append(("first", events.now)))
+    device.begin(1000, 1.0, lambda: found.append(("second", events.now)))
+    events.run()
+    assert found == [("first", 2000), ("second", 2400)]
+
+
+def test_busy_is_what_was_in_use() -> None:
+    events = Events()
+    device = Shared(events, 2.0)
+    device.begin(1000, 1.0, lambda: None)
+    events.at(4000, lambda: device.begin(500, 2.0, lambda: None))
+    events.run()
+    assert device.busy == 1000 * 1 + 500 * 2

@@ -1,0 +1,111 @@
+"""The decode loop on an event loop is the decode loop of the simulator: alone on a device, request for request."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+from config_gen.arrivals import arrivals
+from config_gen.batching import Batching
+from config_gen.llm_load import requests
+from config_gen.percentiles import Counted, percentile
+from config_gen.serving import Decoding, Load, Unary, run
+from config_gen.spec import LlmModel, OnnxModel, parse
+from decode.config import EngineConfig, TierConfig
+from decode.executors.cost_model import Fit, FittedLaw
+from decode.outcome import GAP
+from decode.simulator import simulate
+
+LAW = FittedLaw(
+    12e6, (0, 8, 64), (1.2e6, 0.9e6, 0.55e6), 0.5e6, 300.0, 0.1e6, 2000.0, 0.2e6, Fit(0.0, 0.0, 1, 1), (0.9, 1.0, 1.2)
+)
+TIERS = (TierConfig("interactive", weight=8, itl=80_000_000), TierConfig("batch", weight=1, idle_below=0.4))
+CONFIG = EngineConfig(num_pages=400, max_num_seqs=8, max_model_len=1024, tiers=TIERS)
+SPEC = parse("""
+gapless: 1
+tiers: {interactive: {weight: 8}, batch: {weight: 1, idle_below: 40%}}
+models:
+  chat:
+    kind: llm
+    source: wheel:some
+    max_model_len: 1024
+    traffic:
+      interactive: {rate: 4/s, prompt: {median: 60, p95: 200}, output: {median: 16, p95: 40}, shared_prefix: 50}
+      batch: {rate: 1/s, prompt: {median: 100, p95: 300}, output: {median: 40, p95: 80}}
+  embed:
+    kind: onnx
+    source: wheel:other
+    traffic: {interactive: {rate: 30/s, length: {median: 20, p95: 60}}}
+""")
+SECONDS = 40
+
+
+@pytest.fixture(scope="module")
+def chat() -> LlmModel:
+    model = SPEC.models["chat"]
+    assert isinstance(model, LlmModel)
+    return model
+
+
+@pytest.fixture(scope="module")
+def embed() -> OnnxModel:
+    model = SPEC.models["embed"]
+    assert isinstance(model, OnnxModel)
+    return model
+
+
+def decoding(chat: LlmModel) -> Decoding:
+    return Decoding("chat", chat, "", ("host",), 2.0, CONFIG, LAW)
+
+
+def test_alone_it_is_the_simulator(chat: LlmModel) -> None:
+    drawn = arrivals(chat.traffic, SECONDS * 10**9, 1.0, 0, CONFIG.max_model_len)
+    alone = simulate(CONFIG, LAW, requests(drawn, [tier.name for tier in TIERS]), SECONDS * 10**9)
+    seen = run([decoding(chat)], {"host": (2.0, 0.0)}, Load(SECONDS * 10**9))
+    for tier, record in alone.tiers.items():
+        assert record.sent > 20
+        assert seen.latencies["chat", tier, "ttft"] == sorted(record.ttft)
+        assert seen.latencies["chat", tier, "e2e"] == sorted(record.e2e)
+        assert list(seen.latencies["chat", tier, "itl"]) == list(Counted(record.gaps, GAP))
+    assert seen.preemptions["chat"] == alone.preemptions
+
+
+def test_another_model_on_the_same_cores_makes_it_slower_and_on_others_does_not(
+    chat: LlmModel, embed: OnnxModel
+) -> None:
+    def beside(device: str) -> float:
+        other = Unary("embed", embed, "embed/", (device,), 2.0, Batching(8), lambda batch: 15e6, {"interactive": 1})
+        devices = {"host": (2.0, 0.0), "elsewhere": (2.0, 0.0)}
+        seen = run([decoding(chat), other], devices, Load(SECONDS * 10**9))
+        return percentile(seen.latencies["chat", "interactive", "itl"], Fraction(1, 2))
+
+    alone = run([decoding(chat)], {"host": (2.0, 0.0)}, Load(SECONDS * 10**9))
+    quiet = percentile(alone.latencies["chat", "interactive", "itl"], Fraction(1, 2))
+    assert beside("elsewhere") == quiet
+    assert beside("host") > 1.2 * quiet
+
+
+def test_two_engines_share_what_one_gets(chat: LlmModel) -> None:
+    two = Decoding("chat", chat, "", ("a", "b"), 1.0, CONFIG, LAW)
+    one = Decoding("chat", chat, "", ("a",), 1.0, CONFIG, LAW)
+    devices, load = {"a": (1.0, 0.0), "b": (1.0, 0.0)}, Load(SECONDS * 10**9, scale=3.0)
+    both, single = run([two], devices, load), run([one], devices, load)
+    q = Fraction(9, 10)
+    ours, theirs = (seen.at("chat", "interactive", "ttft", q) for seen in (both, single))
+    assert ours is not None and theirs is not None and ours < theirs
+    assert len(both.latencies["chat", "batch", "e2e"]) == len(single.latencies["chat", "batch", "e2e"])
+
+
+def test_what_was_asked_before_is_answered_from_the_cache(embed: OnnxModel) -> None:
+    def served(repeats: float) -> Unary:
+        return Unary(
+            "embed", embed, "", ("host",), 2.0, Batching(8), lambda batch: 5e6, {"interactive": 1}, 1000, repeats
+        )
+
+    load = Load(SECONDS * 10**9)
+    hits = run([served(0.25)], {"host": (2.0, 0.0)}, load).latencies["embed", "interactive", "e2e"]
+    misses = run([served(0.0)], {"host": (2.0, 0.0)}, load).latencies["embed", "interactive", "e2e"]
+    assert len(hits) == len(misses)
+    assert sum(value == 1000 for value in hits) == int(len(hits) * 0.25)
+    assert all(value > 5e6 for value in misses)
