@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
-from serving import configure
+from repositories import configure
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from builders.engine import build_engine

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import typer
 from plans import chat
-from serving import configure
+from repositories import configure
 
 from config_gen.arrivals import lognormal
 from config_gen.spec import Lengths, load

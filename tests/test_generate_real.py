@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 from plans import chat, embed, plan
-from serving import ROOT, Serving, generate, serve, tensor, wait_for
+from repositories import generate
+from serving import ROOT, Serving, serve, tensor, wait_for
 
 from config_gen.batching import Batching, QueuePolicy
 from config_gen.model_config import proto

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from serving import PICTURE, Serving, add_stand_in, scripted_repository, serve
+from repositories import PICTURE, add_stand_in, scripted_repository
+from serving import Serving, serve
 
 from config_gen.batching import QueuePolicy
 from config_gen.plan import Tensor

@@ -15,7 +15,7 @@ from random import Random
 import psutil
 import pytest
 from plans import chat, plan
-from serving import generate
+from repositories import generate
 
 from config_gen.llm_options import options
 from config_gen.spec import parse

@@ -10,7 +10,8 @@ import socket
 import subprocess
 from pathlib import Path
 
-from serving import Serving, chat_repository, wait_for
+from repositories import chat_repository
+from serving import Serving, wait_for
 
 from gapless.tritonserver import find_server
 

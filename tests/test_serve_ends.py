@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from plans import chat
-from serving import CHAT_MODEL, SMALL, configure, region, scripted_repository, serve, wait_for
+from repositories import CHAT_MODEL, SMALL, configure, scripted_repository
+from serving import region, serve, wait_for
 
 PROMPT = "the quick brown fox jumps over the lazy dog"
 LONG = {"sampling_parameters": {"max_tokens": 1900}}

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from engine_models import REBUILD, array_engine, batch, graph, repository, stamped, text_engine
 from onnx import TensorProto, helper
-from serving import ROOT, configure
+from repositories import configure
+from serving import ROOT
 
 from config_gen.batching import Batching
 from engines.stamp import FILE, Feed, Stamp

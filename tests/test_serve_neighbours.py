@@ -8,7 +8,8 @@ import shutil
 import signal
 from pathlib import Path
 
-from serving import Serving, configure, scripted_repository, serve, wait_for
+from repositories import configure, scripted_repository
+from serving import Serving, serve, wait_for
 
 from config_gen.plan import ModelPlan, Tensor
 

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from serving import Serving, Stream, scripted_repository, serve, wait_for
+from repositories import scripted_repository
+from serving import Serving, Stream, serve, wait_for
 
 LONG = {"sampling_parameters": {"max_tokens": 1900}}
 PROMPT = "the quick brown fox jumps over the lazy dog"

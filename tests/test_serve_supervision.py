@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from serving import Serving, Stream, region, scripted_repository, serve, wait_for
+from repositories import scripted_repository
+from serving import Serving, Stream, region, serve, wait_for
 
 PROMPT = "the quick brown fox jumps over the lazy dog"
 LONG = {"sampling_parameters": {"max_tokens": 1900}}

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from serving import Serving, scripted_repository, serve, wait_for
+from repositories import scripted_repository
+from serving import Serving, serve, wait_for
 
 PROMPT = "the quick brown fox jumps over the lazy dog"
 

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from serving import Serving, chat_repository, serve, wait_for
+from repositories import chat_repository
+from serving import Serving, serve, wait_for
 
 GREEDY = {"temperature": 0, "max_tokens": 24}
 FRANCE = json.dumps([{"role": "user", "content": "What is the capital of France?"}])
