@@ -89,7 +89,7 @@ def test_a_plan_is_generated_lints_clean_and_keeps_what_it_promises_on_the_real_
     told = json.loads((place / "plan.json").read_text())
     assert told["held"] and set(told["models"]) == {"chat", "small"}
     assert all(knob["reason"] for model in told["models"].values() for knob in model["knobs"])
-    done = gapless(place, "verify", "sla.yaml", "--duration", "25s", "--tune", "--rounds", "2", "--json", "v.json")
+    done = gapless(place, "verify", "sla.yaml", "--duration", "12s", "--tune", "--rounds", "2", "--json", "v.json")
     assert done.returncode == 0, done.stdout + done.stderr
     assert gapless(place, "lint", "model_repository").returncode == 0
     assert gapless(place, "generate", "sla.yaml", "--diff").returncode == 0  # planned with the same corrections
