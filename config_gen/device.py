@@ -6,6 +6,7 @@ scheduler of threads or of a card's processes makes them. Must not know what is 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -18,23 +19,41 @@ from config_gen.events import Event, Events
 class Shared:
     """`capacity` in the unit of the executions' widths: cores, or 1 for a whole card.
 
-    `switch` in ns is what beginning beside others costs: a card that processes share by time slices changes contexts.
+    At most `most` executions of places that are limited run at once, as under Triton's rate limiter; the others wait in
+    their order. `switch` in ns is what beginning beside others costs, where processes share a card by time slices.
     `busy` is the integral of what was in use, in capacity times ns.
     """
 
-    def __init__(self, events: Events, capacity: float, switch: float = 0.0) -> None:
-        self._events, self.capacity, self._switch = events, capacity, switch
+    def __init__(self, events: Events, capacity: float, switch: float = 0.0, most: int | None = None) -> None:
+        self._events, self.capacity, self._switch, self._most = events, capacity, switch, most
         self.busy = 0.0
         self._progress = 0.0  # ns of work that each execution would have got since the start
         self._rate, self._asked = 1.0, 0.0
         self._at = events.now
         self._running: list[tuple[float, int, float, Callable[[], None]]] = []  # until which progress, order, width
+        self._limited = 0  # executions of limited places that run
+        self._waiting: deque[tuple[float, float, Callable[[], None]]] = deque()
         self._order = count()
         self._next: Event | None = None
 
-    def place(self, width: float) -> Place:
+    def place(self, width: float, limited: bool = False) -> Place:
         """What an instance that takes `width` of it while it executes begins its executions on."""
-        return Place(self, width)
+        return Place(self, width, limited)
+
+    def begin_limited(self, work: float, width: float, done: Callable[[], None]) -> None:
+        """The same as `begin` once fewer than `most` run."""
+        if self._most is not None and self._limited >= self._most:
+            self._waiting.append((work, width, done))
+            return
+        self._limited += 1
+
+        def ended() -> None:
+            self._limited -= 1
+            if self._waiting:
+                self.begin_limited(*self._waiting.popleft())
+            done()
+
+        self.begin(work, width, ended)
 
     def begin(self, work: float, width: float, done: Callable[[], None]) -> None:
         """Execute what alone takes `work` ns; calls `done` at its end."""
@@ -81,7 +100,11 @@ class Place:
 
     device: Shared
     width: float
+    limited: bool = False
 
     def begin(self, work: float, done: Callable[[], None]) -> None:
         """See Shared.begin."""
-        self.device.begin(work, self.width, done)
+        if self.limited:
+            self.device.begin_limited(work, self.width, done)
+        else:
+            self.device.begin(work, self.width, done)

@@ -13,7 +13,7 @@ from config_gen.arrivals import arrivals
 from config_gen.facts import LlmFacts
 from config_gen.llm_options import options
 from config_gen.promises import load, margin
-from config_gen.serving import Decoding
+from config_gen.serving import Capacity, Decoding
 from config_gen.spec import LlmModel, Spec
 from decode.config import EngineConfig
 from decode.executors.cost_model import Law
@@ -28,6 +28,7 @@ EFFORT = 0.34  # of a search's simulations, in requests, beside the last one
 ROOM = 1.25  # times the pages that were in use at most: what a busier moment may need
 STEP = 64 * 2**20  # KV memory is given in whole steps of this
 MIB = 2**20
+SWAP = "4GiB"  # of the host beside a card, for pages of requests that made room; on the CPU they are there already
 
 
 class Scaled:
@@ -107,7 +108,7 @@ class LlmSearch:
         key = (seqs, budget, kv_memory, reach)
         if key not in self._tried:
             served, models = self.served(seqs, budget, kv_memory), {self._name: self.model}
-            devices = dict.fromkeys(self._devices, (self._capacity, 0.0))
+            devices = dict.fromkeys(self._devices, Capacity(self._capacity))
             sent = load(models, reach * self._scale, EFFORT)
             seen = serving.run([served], devices, sent)
             left = margin(models, seen, sent.duration)
@@ -139,11 +140,16 @@ class LlmSearch:
     def parameters(self, seqs: int, budget: int, kv_memory: int) -> dict[str, str]:
         """Of config.pbtxt; the size of the pool is set by another name on a card, see planner."""
         size = f"{kv_memory // MIB}MiB" if kv_memory % MIB == 0 else f"{kv_memory // 2**10}KiB"
-        return self._options | {
-            "max_num_seqs": str(seqs),
-            "max_num_batched_tokens": str(budget),
-            "kv_cache_memory": size,
-        }
+        swap = {"swap_space": SWAP if self.facts.on_gpu else "0"}
+        return (
+            swap
+            | self._options
+            | {
+                "max_num_seqs": str(seqs),
+                "max_num_batched_tokens": str(budget),
+                "kv_cache_memory": size,
+            }
+        )
 
     @property
     def least_memory(self) -> int:

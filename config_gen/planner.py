@@ -12,13 +12,13 @@ from config_gen.advice import advise
 from config_gen.arrivals import chance
 from config_gen.facts import Facts, LlmFacts
 from config_gen.llm_search import LlmSearch
-from config_gen.placing import DoesNotFitError, Need, place, slice_of
-from config_gen.plan import Expectation, ModelPlan, Plan, Prediction
+from config_gen.placing import MOST_SHARING, DoesNotFitError, Need, place, slice_of
+from config_gen.plan import Expectation, Knob, ModelPlan, Plan, Prediction
 from config_gen.predicting import expect, predict
 from config_gen.reasons import model_plan
-from config_gen.serving import HOST, Unary
+from config_gen.serving import HOST, Capacity, Unary
 from config_gen.settling import Choice, Group, Search
-from config_gen.spec import Spec
+from config_gen.spec import OnnxModel, Spec
 from config_gen.unary_search import UnarySearch
 from config_gen.wishes import PlanError, check
 
@@ -151,8 +151,8 @@ class Planner:
 
     def _searches(
         self, seats: Mapping[str, tuple[int, ...]], sharers: Mapping[int, int]
-    ) -> tuple[dict[str, Search], dict[str, tuple[float, float]]]:
-        devices = {HOST: (float(self.cores), 0.0)}
+    ) -> tuple[dict[str, Search], dict[str, Capacity]]:
+        devices = {HOST: Capacity(float(self.cores))}
         searches: dict[str, Search] = {}
         for name, cards in seats.items():
             fixed, factor, room = self._corrections.get(name, Correction()), 1.0, self.host
@@ -163,7 +163,7 @@ class Planner:
                 apart = self.spec.hardware.sharing == "mig"
                 names = tuple(f"card {card}{f'/{name}' if apart else ''}" for card in cards)
                 switch = float(SWITCH) if self.spec.hardware.sharing == "time-slice" else 0.0
-                devices |= dict.fromkeys(names, (1.0, switch))
+                devices |= dict.fromkeys(names, Capacity(1.0, switch, MOST_SHARING))
             searches[name] = self._search(name, names, room, factor * fixed.factor, fixed.around)
         return searches, devices
 
@@ -207,11 +207,13 @@ def plan(
             best = attempt
     assert best is not None
     told = () if best.held or not advice else _advice(planner, best, corrections or {})
+    models = _models(planner, best)
     return Plan(
-        _models(planner, best),
+        models,
         best.predictions,
         best.cards,
-        advice=told,
+        _flags(spec, models),
+        told,
         expected=best.expected,
         executing=best.executing,
     )
@@ -243,6 +245,19 @@ def _models(planner: Planner, attempt: Attempt) -> tuple[ModelPlan, ...]:
         )
         for name, choice in attempt.choices.items()
     )
+
+
+def _flags(spec: Spec, models: Sequence[ModelPlan]) -> tuple[Knob, ...]:
+    """Flags of the server whose values follow from more than one model."""
+    found = []
+    resources = sorted({resource for model in models for resource in model.rate_limit or {}})
+    for resource in resources:
+        told = "of each card; by default it would be the most that one instance asks for, and instances took turns"
+        found.append(Knob("--rate-limit-resource", f"{resource}:{MOST_SHARING}", told))
+    caches = [model.response_cache for model in spec.models.values() if isinstance(model, OnnxModel)]
+    if size := sum(cache.size for cache in caches if cache is not None):
+        found.append(Knob("--cache-config", f"local,size={size}", "bytes, as the file gives them for its models"))
+    return tuple(found)
 
 
 def _sharing(seats: Mapping[str, tuple[int, ...]], choices: Mapping[str, Choice]) -> dict[str, str]:

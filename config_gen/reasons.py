@@ -76,7 +76,12 @@ def _llm_knobs(
         "gpu_memory_utilization": f"weights of {facts.weights_memory / GIB:.1f} GiB with what a step allocates, and "
         f"{choice.kv_memory / GIB:.1f} GiB for {config.num_pages} KV pages, of which at most {choice.pages_peak:.0%} "
         "were in use",
-        "swap_space": _pinned(model.swap_space) or "",
+        "swap_space": _pinned(model.swap_space)
+        or (
+            "host memory for pages of requests that make room: copied back where that is predicted to be faster"
+            if cards
+            else "KV pages are in the host's memory already"
+        ),
         "device": "the card of its instance group" if cards else "its executor is for the CPU; all cores",
     }
     yield Knob("max_batch_size", "0", "it batches by itself, step by step; Triton must hand over at once")
@@ -146,8 +151,10 @@ def _onnx_knobs(
     )
     yield Knob(
         "dynamic_batching.preferred_batch_size",
-        str(size),
-        "the largest alone: smaller ones would leave without those that wait",
+        ", ".join(map(str, batching.preferred or (size,))),
+        "half a batch need not wait any longer"
+        if batching.preferred
+        else "the largest alone: smaller ones would leave without those that wait",
     )
     yield Knob(
         "instance_group.count",
@@ -174,12 +181,11 @@ def _level_knobs(spec: Spec, choice: Candidate) -> Iterator[Knob]:
         )
         yield Knob("dynamic_batching.default_priority_level", "1", "of requests that name none: the first of the file")
     elif any(tier.queue_timeout or tier.max_queue for tier in spec.tiers.values()):
-        yield Knob(
-            "dynamic_batching.priority_levels",
-            "",
-            "left out, and with them queue_timeout and max_queue: with levels or bounds Triton's batcher may sleep up "
-            "to 500 ms beside a free instance, which costs more of the targets than the levels bring",
-        )
+        sleeps = "with levels or bounds Triton's batcher may sleep up to 500 ms beside its only instance"
+        leaks = "with a delay and a timeout Triton's batcher slows down for as long as it runs (server issue 8870)"
+        why = sleeps if batching.instances == 1 else leaks if batching.delay else "they would cost more of the targets"
+        told = f"left out, and with them queue_timeout and max_queue: {why}"
+        yield Knob("dynamic_batching.priority_levels", "", told)
 
 
 def _warm_up(facts: OnnxFacts) -> WarmUp:

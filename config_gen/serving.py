@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import NamedTuple
 
 from config_gen.arrivals import Arrival, arrivals, unary_arrivals
 from config_gen.batcher import Arrived, Batcher
@@ -64,6 +65,14 @@ class Decoding:
 
 
 Served = Unary | Decoding
+
+
+class Capacity(NamedTuple):
+    """Of a device: see Shared."""
+
+    capacity: float
+    switch: float = 0.0  # ns
+    most: int | None = None  # executions of batchable models at once
 
 
 @dataclass(frozen=True)
@@ -146,8 +155,7 @@ class Metered:
 class Run:
     """One simulation."""
 
-    def __init__(self, served: Sequence[Served], devices: Mapping[str, tuple[float, float]], load: Load) -> None:
-        """`devices`: capacity of each, and the ns of a switch between processes on it."""
+    def __init__(self, served: Sequence[Served], devices: Mapping[str, Capacity], load: Load) -> None:
         self._events, self._load = Events(), load
         self._devices = {name: Shared(self._events, *shape) for name, shape in devices.items()}
         self._unary: dict[tuple[str, str, str], list[float]] = defaultdict(list)
@@ -234,7 +242,7 @@ class Run:
             self._unary[one.name, str(request.tag), "e2e"].append(taken)
 
         meters = self._meters[one.name] = [
-            Metered(events, self._devices[name].place(one.width)) for name in one.devices
+            Metered(events, self._devices[name].place(one.width, limited=True)) for name in one.devices
         ]
         batchers = [Batcher(events, one.batching, meter, one.cost, ended) for meter in meters]
         dealt = 0
@@ -287,6 +295,6 @@ def _repeated(number: int, share: float) -> bool:
     return int((number + 1) * share) > int(number * share)
 
 
-def run(served: Sequence[Served], devices: Mapping[str, tuple[float, float]], load: Load) -> Observed:
+def run(served: Sequence[Served], devices: Mapping[str, Capacity], load: Load) -> Observed:
     """Simulate; see Run and Observed."""
     return Run(served, devices, load).observe()

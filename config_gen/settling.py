@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from config_gen import serving
 from config_gen.llm_search import LlmCandidate, LlmSearch
 from config_gen.promises import load, margin
-from config_gen.serving import Load, Observed
+from config_gen.serving import Capacity, Load, Observed
 from config_gen.spec import LlmModel, OnnxModel
 from config_gen.unary_search import Candidate, UnarySearch
 
@@ -39,9 +39,7 @@ class Settled:
 class Group:
     """Models that share `devices`; `scale` is that of the rates with headroom."""
 
-    def __init__(
-        self, searches: Mapping[str, Search], devices: Mapping[str, tuple[float, float]], scale: float
-    ) -> None:
+    def __init__(self, searches: Mapping[str, Search], devices: Mapping[str, Capacity], scale: float) -> None:
         self.searches, self.devices, self._scale = searches, devices, scale
         self.models: dict[str, LlmModel | OnnxModel] = {name: one.model for name, one in searches.items()}
 

@@ -14,7 +14,7 @@ from config_gen.batcher import Arrived
 from config_gen.batching import Batching, QueuePolicy
 from config_gen.facts import OnnxFacts
 from config_gen.promises import load, margin
-from config_gen.serving import Unary
+from config_gen.serving import Capacity, Unary
 from config_gen.spec import OnnxModel, Spec
 from engines.grouping import groups
 
@@ -134,7 +134,7 @@ class UnarySearch:
         """Simulated with the device for itself at `reach` times the rates with headroom."""
         served, models = self.served(batching), {self._name: self.model}
         capacity = 1.0 if self.facts.on_gpu else float(self._cores)
-        devices = dict.fromkeys(self._devices, (capacity, 0.0))
+        devices = dict.fromkeys(self._devices, Capacity(capacity))
         sent = load(models, reach * self._scale)
         left = margin(models, serving.run([served], devices, sent), sent.duration)
         return Candidate(served, left, self.facts.profile.memory * batching.instances, reach if left >= 0 else 0)
@@ -145,12 +145,23 @@ class UnarySearch:
         return [size for at in range(largest.bit_length()) if (size := 2**at) < largest] + [largest]
 
     def _variants(self, plain: Batching) -> Iterator[Batching]:
-        """The same with a delay, and with the file's bounds."""
+        """The same with a delay, with one that half a batch ends, and with the file's bounds."""
         if self.model.queue_delay is None and plain.max_batch_size > 1:
             yield from (replace(plain, delay=delay) for delay in DELAYS)
-        # With one instance the batcher may sleep beside it while it is idle; see Batcher and the log.
-        if plain.instances > 1 and any(policy != QueuePolicy() for policy in self._policies):
+            half = plain.max_batch_size // 2
+            yield replace(plain, delay=DELAYS[-1], preferred=tuple(sorted({half, plain.max_batch_size})))
+        if self._may_have_levels(plain):
             yield replace(plain, levels=self._policies, default_level=1)
+
+    def _may_have_levels(self, plain: Batching) -> bool:
+        """Whether the file has bounds, and Triton's batcher does with them what it should.
+
+        With one instance it may sleep beside it while it is idle (see Batcher and the log); with a delay and a timeout
+        it counts waiting instances wrong, and slows down for as long as it runs (server issue 8870).
+        """
+        wanted = any(policy != QueuePolicy() for policy in self._policies)
+        leaks = plain.delay > 0 and any(policy.timeout for policy in self._policies)
+        return wanted and plain.instances > 1 and not leaks
 
 
 def _worth(one: Candidate) -> tuple[int, float, int, bool, int]:

@@ -78,3 +78,13 @@ def test_busy_is_what_was_in_use() -> None:
     events.at(4000, lambda: device.begin(500, 2.0, lambda: None))
     events.run()
     assert device.busy == 1000 * 1 + 500 * 2
+
+
+def test_limited_executions_beyond_the_most_wait_in_their_order_and_others_do_not() -> None:
+    events, found = Events(), []
+    device = Shared(events, 10.0, most=2)
+    for name in ("first", "second", "third", "fourth"):
+        device.place(1.0, limited=True).begin(1000, lambda name=name: found.append((name, events.now)))
+    device.place(1.0).begin(1500, lambda: found.append(("free", events.now)))
+    events.run()
+    assert found == [("first", 1000), ("second", 1000), ("free", 1500), ("third", 2000), ("fourth", 2000)]

@@ -10,7 +10,7 @@ from config_gen.arrivals import arrivals
 from config_gen.batching import Batching
 from config_gen.llm_load import requests
 from config_gen.percentiles import Counted, percentile
-from config_gen.serving import Decoding, Load, Unary, run
+from config_gen.serving import Capacity, Decoding, Load, Unary, run
 from config_gen.spec import LlmModel, OnnxModel, parse
 from decode.config import EngineConfig, TierConfig
 from decode.executors.cost_model import Fit, FittedLaw
@@ -62,7 +62,7 @@ def decoding(chat: LlmModel) -> Decoding:
 def test_alone_it_is_the_simulator(chat: LlmModel) -> None:
     drawn = arrivals(chat.traffic, SECONDS * 10**9, 1.0, 0, CONFIG.max_model_len)
     alone = simulate(CONFIG, LAW, requests(drawn, [tier.name for tier in TIERS]), SECONDS * 10**9)
-    seen = run([decoding(chat)], {"host": (2.0, 0.0)}, Load(SECONDS * 10**9))
+    seen = run([decoding(chat)], {"host": Capacity(2.0)}, Load(SECONDS * 10**9))
     for tier, record in alone.tiers.items():
         assert record.sent > 20
         assert seen.latencies["chat", tier, "ttft"] == sorted(record.ttft)
@@ -76,11 +76,11 @@ def test_another_model_on_the_same_cores_makes_it_slower_and_on_others_does_not(
 ) -> None:
     def beside(device: str) -> float:
         other = Unary("embed", embed, "embed/", (device,), 2.0, Batching(8), lambda batch: 15e6, {"interactive": 1})
-        devices = {"host": (2.0, 0.0), "elsewhere": (2.0, 0.0)}
+        devices = {"host": Capacity(2.0), "elsewhere": Capacity(2.0)}
         seen = run([decoding(chat), other], devices, Load(SECONDS * 10**9))
         return percentile(seen.latencies["chat", "interactive", "itl"], Fraction(1, 2))
 
-    alone = run([decoding(chat)], {"host": (2.0, 0.0)}, Load(SECONDS * 10**9))
+    alone = run([decoding(chat)], {"host": Capacity(2.0)}, Load(SECONDS * 10**9))
     quiet = percentile(alone.latencies["chat", "interactive", "itl"], Fraction(1, 2))
     assert beside("elsewhere") == quiet
     assert beside("host") > 1.2 * quiet
@@ -89,7 +89,7 @@ def test_another_model_on_the_same_cores_makes_it_slower_and_on_others_does_not(
 def test_two_engines_share_what_one_gets(chat: LlmModel) -> None:
     two = Decoding("chat", chat, "", ("a", "b"), 1.0, CONFIG, LAW)
     one = Decoding("chat", chat, "", ("a",), 1.0, CONFIG, LAW)
-    devices, load = {"a": (1.0, 0.0), "b": (1.0, 0.0)}, Load(SECONDS * 10**9, scale=3.0)
+    devices, load = {"a": Capacity(1.0), "b": Capacity(1.0)}, Load(SECONDS * 10**9, scale=3.0)
     both, single = run([two], devices, load), run([one], devices, load)
     q = Fraction(9, 10)
     ours, theirs = (seen.at("chat", "interactive", "ttft", q) for seen in (both, single))
@@ -104,8 +104,8 @@ def test_what_was_asked_before_is_answered_from_the_cache(embed: OnnxModel) -> N
         )
 
     load = Load(SECONDS * 10**9)
-    hits = run([served(0.25)], {"host": (2.0, 0.0)}, load).latencies["embed", "interactive", "e2e"]
-    misses = run([served(0.0)], {"host": (2.0, 0.0)}, load).latencies["embed", "interactive", "e2e"]
+    hits = run([served(0.25)], {"host": Capacity(2.0)}, load).latencies["embed", "interactive", "e2e"]
+    misses = run([served(0.0)], {"host": Capacity(2.0)}, load).latencies["embed", "interactive", "e2e"]
     assert len(hits) == len(misses)
     assert sum(value == 1000 for value in hits) == int(len(hits) * 0.25)
     assert all(value > 5e6 for value in misses)
