@@ -55,7 +55,7 @@ SETTINGS = {
         Batching(8, 2, levels=(QueuePolicy(max_queue=20), QueuePolicy(max_queue=4))), 70, (1, 2)
     ),
     "timeout": Setting(Batching(8, default_policy=QueuePolicy(200 * MS)), 45),
-    "timeout delays": Setting(Batching(8, default_policy=QueuePolicy(200 * MS, "delay")), 30),
+    "timeout delays": Setting(Batching(8, default_policy=QueuePolicy(150 * MS, "delay")), 24),
     "levels, timeout": Setting(Batching(8, levels=(QueuePolicy(), QueuePolicy(240 * MS))), 42, HIGH_AND_LOW),
     "levels, timeouts, delay": Setting(
         Batching(8, delay=40 * MS, levels=(QueuePolicy(300 * MS, "delay"), QueuePolicy(240 * MS))), 35, HIGH_AND_LOW
@@ -83,8 +83,7 @@ def directory(name: str) -> str:
 
 async def load(address: str, names: Sequence[str], attempt: int) -> dict[str, list[Answer]]:
     client = Client(address)
-    for name in names:
-        await client.ask(directory(name))
+    await asyncio.gather(*(client.ask(directory(name)) for name in names))
     plans = {name: schedule(SETTINGS[name], SECONDS, f"{name}/{attempt}") for name in names}
     found = await asyncio.gather(*(client.open_loop(directory(name), plan) for name, plan in plans.items()))
     await client.channel.close()
@@ -151,8 +150,7 @@ def loop(answers: Sequence[Answer]) -> Loop:
 async def load_to_the_end(address: str) -> dict[str, Loop]:
     """Closed loops of two users, and beside them a model that is offered more than it can do."""
     client = Client(address)
-    for name in CLOSED:
-        await client.ask(directory(name))
+    await asyncio.gather(*(client.ask(directory(name)) for name in CLOSED))
     flood = client.open_loop("overloaded", schedule(OVERLOADED, CLOSED_SECONDS, "overloaded"))
     users = [client.closed_loop(directory(name), 2, CLOSED_SECONDS) for name in CLOSED]
     found = await asyncio.gather(flood, *users)
