@@ -59,8 +59,7 @@ class Batcher:
         if not self._queues.enqueue(level - 1 if self._levels else 0, self._events.now, request):
             self._ended(request, self._events.now, "queue full")
             return
-        stale = self._full or self._payload.state == "executing"
-        if self._instances.has_slot() and (stale or self._queued >= self._wanted):
+        if self._queued >= self._wanted and self._instances.has_slot():
             self._wake()
         elif self._state == "empty" and self._timer is None:
             self._look_again()
@@ -182,10 +181,10 @@ class Batcher:
         self._wanted = next((size for size in self._preferred if size > rows), self._preferred[0]) - held
         if not self._full and held and held not in self._preferred:
             return 0
-        rest = self._delay - age
-        if self._queues.closest:
-            rest = min(rest, self._queues.closest - now) if now <= self._queues.closest else 1000
-        return rest // 1000 * 1000
+        rest = (self._delay - age) // 1000
+        if self._queues.closest:  # a thread wakes up a little late: when the timeout is over
+            rest = min(rest, (self._queues.closest - now + 999) // 1000)
+        return rest * 1000
 
     def _fill(self) -> None:
         """Move the chosen requests into the payload, and hand that to the instances if it is new."""

@@ -44,7 +44,7 @@ class PolicyQueue:
     def expire(self, place: int, now: int) -> int:
         """Put what has expired at `place` and right behind it where it belongs; rows refused (ApplyPolicy)."""
         queue, refused = self.queue, 0
-        while place < len(queue) and 0 < queue[place][1] < now:
+        while place < len(queue) and 0 < queue[place][1] <= now:
             entry = queue[place]
             del queue[place]
             if self.rejects:
@@ -56,10 +56,10 @@ class PolicyQueue:
 
     def reject(self, now: int) -> int:
         """Refuse all that expired, wherever they wait; their number (RejectTimeoutRequests)."""
-        late = [entry for entry in self.queue if 0 < entry[1] < now] if self.rejects and self.timeout else []
+        late = [entry for entry in self.queue if 0 < entry[1] <= now] if self.rejects and self.timeout else []
         if late:
             self.refused += [entry[2] for entry in late]
-            self.queue = deque(entry for entry in self.queue if not 0 < entry[1] < now)
+            self.queue = deque(entry for entry in self.queue if not 0 < entry[1] <= now)
         return len(late)
 
 

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 from math import exp
 from statistics import fmean
 from typing import NamedTuple
@@ -56,6 +57,23 @@ def lost_share(answers: Sequence[Answer], delay: int) -> float:
     admitted = [answer.sent for answer in answers if answer.reason != "queue full"]
     rate = len(admitted) / (max(admitted) - min(admitted))
     return min(1.0, sum(gap > near for gap in gaps) / len(gaps) / exp(-rate * (near - MS)))
+
+
+def joined_share(answers: Sequence[Answer], batching: Batching) -> float:
+    """The same of one instance with prefetching and a delay: how often a scheduled batch grew when an execution ended.
+
+    That is told by the first request that came after the batch was scheduled, and well before the end.
+    """
+    near, most = 3 * MS, batching.max_batch_size
+    joined = []
+    for (before, ended, _, _), (began, _, _, first) in pairwise(executions(answers)):
+        scheduled = max(first + batching.delay, before)
+        since = sorted((one.sent, one.size, one.began) for one in answers if first <= one.sent < ended - near)
+        held = sum(size for sent, size, _ in since if sent < scheduled)
+        later = [one for one in since if one[0] >= scheduled - near]
+        if later and later[0][0] > scheduled + near and held < most and held + later[0][1] <= most:
+            joined.append(later[0][2] == began)
+    return fmean(joined)
 
 
 def measured_cost(answers: Sequence[Answer], row: float, overhead: float) -> Callable[[Sequence[Arrived]], float]:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import dropwhile
 from random import Random
 from statistics import fmean, median
 from typing import NamedTuple
 
 import pytest
-from batcher_measured import MS, Compared, compare, executions, idle_gaps, lost_share, measured_cost
+from batcher_measured import MS, Compared, compare, executions, idle_gaps, joined_share, lost_share, measured_cost
 from sleeping_triton import Answer, Client, add_sleeper, triton
 
 from config_gen.batcher import POLL, Alone, Arrived, Batcher, Race, simulate
@@ -41,21 +42,21 @@ SETTINGS = {
     "plain, two instances": Setting(Batching(8, 2), 55),
     "delay": Setting(Batching(8, delay=60 * MS), 25),
     "delay, two instances": Setting(Batching(8, 2, delay=80 * MS), 45),
-    "preferred": Setting(Batching(8, preferred=(2, 4)), 26),
+    "preferred": Setting(Batching(8, preferred=(2, 4)), 22),
     "delay, preferred": Setting(Batching(8, delay=80 * MS, preferred=(4,)), 25),
     "long delay, preferred": Setting(Batching(8, delay=160 * MS, preferred=(4, 8)), 23),
     "several rows": Setting(Batching(8, delay=60 * MS, preferred=(6,)), 15, (0,), (1, 2, 3)),
-    "levels": Setting(Batching(8, levels=TWO), 28, HIGH_AND_LOW),
+    "levels": Setting(Batching(8, levels=TWO), 26, HIGH_AND_LOW),
     "levels, two instances": Setting(Batching(8, 2, levels=TWO), 55, HIGH_AND_LOW),
     "levels, delay": Setting(Batching(8, delay=60 * MS, levels=TWO), 24, HIGH_AND_LOW),
-    "levels, default": Setting(Batching(8, levels=TWO, default_level=2), 28, (1, 0, 7)),
-    "bound": Setting(Batching(8, default_policy=QueuePolicy(max_queue=40)), 30),
+    "levels, default": Setting(Batching(8, levels=TWO, default_level=2), 26, (1, 0, 7)),
+    "bound": Setting(Batching(8, default_policy=QueuePolicy(max_queue=40)), 26),
     "bound, two instances": Setting(Batching(8, 2, default_policy=QueuePolicy(max_queue=10)), 75),
     "levels, bounds, two instances": Setting(
         Batching(8, 2, levels=(QueuePolicy(max_queue=20), QueuePolicy(max_queue=4))), 70, (1, 2)
     ),
     "timeout": Setting(Batching(8, default_policy=QueuePolicy(200 * MS)), 45),
-    "timeout delays": Setting(Batching(8, default_policy=QueuePolicy(200 * MS, "delay")), 30),
+    "timeout delays": Setting(Batching(8, default_policy=QueuePolicy(150 * MS, "delay")), 24),
     "levels, timeout": Setting(Batching(8, levels=(QueuePolicy(), QueuePolicy(240 * MS))), 42, HIGH_AND_LOW),
     "levels, timeouts, delay": Setting(
         Batching(8, delay=40 * MS, levels=(QueuePolicy(300 * MS, "delay"), QueuePolicy(240 * MS))), 35, HIGH_AND_LOW
@@ -63,6 +64,7 @@ SETTINGS = {
 }
 STALLING = {f"stall {i}": Batching(1, levels=TWO) for i in range(4)}
 OVERLOADED = Setting(Batching(8, default_policy=QueuePolicy(max_queue=8)), 60)
+IMPATIENT = Batching(8, delay=60 * MS, default_policy=QueuePolicy(30 * MS))
 CLOSED = {**STALLING, "no levels": Batching(1), "levels, two": Batching(1, 2, levels=TWO)}
 
 
@@ -83,18 +85,21 @@ def directory(name: str) -> str:
 
 async def load(address: str, names: Sequence[str], attempt: int) -> dict[str, list[Answer]]:
     client = Client(address)
-    for name in names:
-        await client.ask(directory(name))
+    await asyncio.gather(*(client.ask(directory(name)) for name in names))
     plans = {name: schedule(SETTINGS[name], SECONDS, f"{name}/{attempt}") for name in names}
     found = await asyncio.gather(*(client.open_loop(directory(name), plan) for name, plan in plans.items()))
     await client.channel.close()
     return dict(zip(names, found, strict=True))
 
 
-def race(name: str, answers: Sequence[Answer]) -> Race:
-    """How often wake-ups were lost, as measured; by default where batches are prefetched and none can be."""
-    batching = SETTINGS[name].batching
-    return Race() if prefetches(batching) else Race(lost_share(answers, batching.delay))
+def races(found: dict[str, list[Answer]]) -> dict[str, Race]:
+    """How often the batcher looked too early: of each model, and where batches are prefetched that of "delay"."""
+    prefetching = Race(joined_share(found["delay"], SETTINGS["delay"].batching))
+    batchings = {name: SETTINGS[name].batching for name in found}
+    return {
+        name: prefetching if prefetches(batching) else Race(lost_share(found[name], batching.delay))
+        for name, batching in batchings.items()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +110,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     for name, batching in CLOSED.items():
         add_sleeper(folder / "models", directory(name), batching, CLOSED_BASE, 0)
     add_sleeper(folder / "models", "overloaded", OVERLOADED.batching, BASE, ROW)
+    add_sleeper(folder / "models", "impatient", IMPATIENT, BASE, ROW)
     with triton(folder / "models", folder / "log") as address:
         yield address
 
@@ -116,12 +122,14 @@ def compared(server: str) -> dict[str, list[Compared]]:
     overhead = 0.0
     for attempt in range(ATTEMPTS):
         names = [name for name, before in attempts.items() if not before or before[-1].misses]
-        found = asyncio.run(load(server, names, attempt)) if names else {}
-        if attempt == 0:
-            overhead = median(idle_gaps(found["plain"], 2 * MS))
-        for name, answers in found.items():
-            cost = measured_cost(answers, ROW * MS, overhead)
-            done = compare(name, SETTINGS[name].batching, answers, cost, race(name, answers))
+        if not names:
+            break
+        found = asyncio.run(load(server, list(dict.fromkeys(("delay", *names))), attempt))
+        overhead = overhead or median(idle_gaps(found["plain"], 2 * MS))
+        chances = races(found)
+        for name in names:
+            cost = measured_cost(found[name], ROW * MS, overhead)
+            done = compare(name, SETTINGS[name].batching, found[name], cost, chances[name])
             attempts[name].append(done)
             print(done, *done.misses, sep="  ")
     return attempts
@@ -132,7 +140,7 @@ def test_the_simulation_does_what_triton_does(compared: dict[str, list[Compared]
     assert not compared[name][-1].misses, "\n".join(f"{one}  {one.misses}" for one in compared[name])
 
 
-# Closed loops
+# Closed loops, and loads that a batcher does not bear
 
 
 class Loop(NamedTuple):
@@ -148,21 +156,26 @@ def loop(answers: Sequence[Answer]) -> Loop:
     return Loop(len(answered) / span * 1e9, stalls, len(executions(answers)))
 
 
-async def load_to_the_end(address: str) -> dict[str, Loop]:
-    """Closed loops of two users, and beside them a model that is offered more than it can do."""
+async def load_to_the_end(address: str) -> dict[str, list[Answer]]:
+    """Closed loops of two users, of one who is refused, and beside them a model that is offered more than it can do."""
     client = Client(address)
-    for name in CLOSED:
-        await client.ask(directory(name))
-    flood = client.open_loop("overloaded", schedule(OVERLOADED, CLOSED_SECONDS, "overloaded"))
-    users = [client.closed_loop(directory(name), 2, CLOSED_SECONDS) for name in CLOSED]
-    found = await asyncio.gather(flood, *users)
+    await asyncio.gather(*(client.ask(directory(name)) for name in CLOSED))
+    loads = {name: client.closed_loop(directory(name), 2, CLOSED_SECONDS) for name in CLOSED}
+    loads["overloaded"] = client.open_loop("overloaded", schedule(OVERLOADED, CLOSED_SECONDS, "overloaded"))
+    loads["impatient"] = client.closed_loop("impatient", 1, CLOSED_SECONDS / 2)
+    found = await asyncio.gather(*loads.values())
     await client.channel.close()
-    return {name: loop(answers) for name, answers in zip(("overloaded", *CLOSED), found, strict=True)}
+    return dict(zip(loads, found, strict=True))
 
 
 @pytest.fixture(scope="module")
-def loops(server: str) -> dict[str, Loop]:
+def ends(server: str) -> dict[str, list[Answer]]:
     return asyncio.run(load_to_the_end(server))
+
+
+@pytest.fixture(scope="module")
+def loops(ends: dict[str, list[Answer]]) -> dict[str, Loop]:
+    return {name: loop(ends[name]) for name in (*CLOSED, "overloaded")}
 
 
 def simulated_rate(batching: Batching, work: float, race: Race) -> float:
@@ -215,3 +228,11 @@ def test_a_bound_without_prefetching_breaks_down_under_overload(loops: dict[str,
     answered = sum(not reason for _, _, reason in ends)
     print(f"overloaded: {real.rate:.1f}/s of {capacity:.0f}/s, simulated {answered / CLOSED_SECONDS:.1f}/s")
     assert answered / CLOSED_SECONDS < 0.85 * capacity
+
+
+def test_a_delay_longer_than_the_timeout_refuses_at_the_poll(ends: dict[str, list[Answer]]) -> None:
+    """At first at the timeout; from the first request on that comes while the batcher waits for one, at its poll."""
+    assert {one.reason for one in ends["impatient"]} == {"timeout"}
+    waits = [round((one.ended - one.sent) / MS) for one in ends["impatient"]]
+    late = list(dropwhile(lambda wait: wait < 100, waits))
+    assert len(late) > 5 and late == [pytest.approx(POLL / MS, abs=40)] * len(late), waits
