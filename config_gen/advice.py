@@ -1,6 +1,6 @@
 """What would do where no plan keeps every promise: a looser target, fewer requests, smaller weights, more hardware.
 
-Each line was tried by the same planner; none is a guess.
+What a line says is kept was tried by the same planner.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from config_gen.facts import Facts, LlmFacts
 from config_gen.plan import Prediction
 from config_gen.quantity import show_duration, show_percentile
 from config_gen.settling import Choice, Group
-from config_gen.spec import Spec
+from config_gen.spec import LlmModel, Spec
 
 RATES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)  # of the declared ones
 MORE = (1, 2, 4)
@@ -35,7 +35,7 @@ def advise(
     return (
         *_looser(predictions),
         *_slower(groups, 1 + spec.headroom),
-        *_smaller(spec, facts, holds),
+        *_smaller(spec, facts, predictions),
         *_more(spec, facts, cores, holds),
     )
 
@@ -68,13 +68,16 @@ def _slower(groups: Sequence[tuple[Group, Mapping[str, Choice]]], headroom: floa
         yield f"{RATES[at]:.0%} of the declared rates are served within all targets by this plan"
 
 
-def _smaller(spec: Spec, facts: Mapping[str, Facts], holds: Holds) -> Iterator[str]:
-    """Weights of fewer bits, where what they cost is known; one model at a time."""
-    for name, known in facts.items():
-        for precision, other in known.smaller.items():
-            if holds(spec, {**facts, name: other}, max(1, sum(gpu.count for gpu in spec.hardware.gpus))):
-                key = "weights" if isinstance(known, LlmFacts) else "precision"
-                yield f"models.{name}.{key}: {precision} keeps every target"
+def _smaller(spec: Spec, facts: Mapping[str, Facts], predictions: Sequence[Prediction]) -> Iterator[str]:
+    """Weights of fewer bits for models that miss: only a build says what those cost, so nothing is promised."""
+    missing = {found.model for found in predictions if not found.held}
+    for name, model in spec.models.items():
+        known = facts[name]
+        key, now = ("weights", model.weights) if isinstance(model, LlmModel) else ("precision", model.precision)
+        # On a card an LLM is served in half precision at the least.
+        less = "int8" if now != "int8" and not (isinstance(known, LlmFacts) and known.on_gpu) else None
+        if name in missing and less:
+            yield f"models.{name}.{key}: {less} may do; build it with --profile and plan again"
 
 
 def _more(spec: Spec, facts: Mapping[str, Facts], cores: int, holds: Holds) -> Iterator[str]:

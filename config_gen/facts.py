@@ -5,8 +5,7 @@ Data only; who reads the model repository fills it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from config_gen.plan import Tensor
 from config_gen.profile import Profile
@@ -17,7 +16,7 @@ from decode.executors.cost_model import Law
 class OnnxFacts:
     """A built engine. `on_gpu`: it was built for a card; else it computes on the host's cores.
 
-    `size`: pixels of a picture's side. `smaller` holds the same at lower precisions, where what they cost is known.
+    `size`: pixels of a picture's side.
     """
 
     profile: Profile
@@ -27,15 +26,11 @@ class OnnxFacts:
     max_batch_size: int
     on_gpu: bool = False
     size: int = 0
-    smaller: Mapping[str, OnnxFacts] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class LlmFacts:
-    """A built LLM on the hardware of the file. Memory in bytes; `told` says where the law comes from.
-
-    `smaller` holds the same with weights of fewer bits, where what they cost is known.
-    """
+    """A built LLM on the hardware of the file. Memory in bytes; `told` says where the law comes from."""
 
     law: Law
     kv_bytes_per_token: int
@@ -46,7 +41,6 @@ class LlmFacts:
     cores: int = 0  # that a step was measured with, on the CPU
     host_memory: int = 0
     swap_page_time: int = 50_000  # ns to move a page to the host or back
-    smaller: Mapping[str, LlmFacts] = field(default_factory=dict)
 
 
 Facts = OnnxFacts | LlmFacts

@@ -6,7 +6,6 @@ Wires the rooms; holds no policy of its own.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from config_gen.facts import Facts, LlmFacts, OnnxFacts
@@ -16,7 +15,7 @@ from config_gen.profile import Profile
 from config_gen.spec import LlmModel, OnnxModel, Spec, load
 from decode.assembly import ACTIVATIONS, CPU_SWAP_RATE, GPU_SWAP_RATE, KV_BYTES
 from decode.executors.cost_model import Measured
-from decode.executors.gpu_cost import GpuError, GpuLaw, ModelShape, gpu_table
+from decode.executors.gpu_cost import GpuLaw, ModelShape, gpu_table
 from decode.executors.model_config import ModelConfig
 from decode.options import ServiceOptions
 from engines import tensors
@@ -28,7 +27,6 @@ from gapless.llm_profile import LAW
 from gapless.parts import REPOSITORY
 
 PROCESS = 600 * 2**20  # bytes of a Python process with torch, before it holds a weight
-SMALLER = ("fp16", "int8")  # that a plan may advise on a card
 
 
 def planned(
@@ -94,14 +92,7 @@ def _llm(spec: Spec, model: LlmModel, folder: Path) -> LlmFacts:
     types = {gpu.type for gpu in spec.hardware.gpus}
     if len(types) > 1:
         raise UsageError(f"hardware.gpus: {', '.join(sorted(types))} differ; an LLM is planned on cards of one type")
-    known = _on_card(types.pop(), config, model.weights)
-    smaller = {}
-    for precision in SMALLER[SMALLER.index(model.weights) + 1 if model.weights in SMALLER else 0 :]:
-        try:
-            smaller[precision] = _on_card(spec.hardware.gpus[0].type, config, precision)
-        except GpuError:
-            continue
-    return replace(known, smaller=smaller)
+    return _on_card(types.pop(), config, model.weights)
 
 
 def _on_cpu(model: LlmModel, config: ModelConfig, folder: Path) -> LlmFacts:
