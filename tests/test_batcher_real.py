@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import dropwhile
 from random import Random
 from statistics import fmean, median
 from typing import NamedTuple
 
 import pytest
 from batcher_measured import MS, Compared, compare, executions, idle_gaps, joined_share, lost_share, measured_cost
-from sleeping_triton import Answer, Client, add_sleeper, triton
+from sleeping_triton import Answer, Client, add_sleeper, neighbours, triton
 
 from config_gen.batcher import POLL, Alone, Arrived, Batcher, Race, simulate
 from config_gen.batching import Batching, QueuePolicy
@@ -170,7 +169,8 @@ async def load_to_the_end(address: str) -> dict[str, list[Answer]]:
 
 @pytest.fixture(scope="module")
 def ends(server: str) -> dict[str, list[Answer]]:
-    return asyncio.run(load_to_the_end(server))
+    with neighbours():
+        return asyncio.run(load_to_the_end(server))
 
 
 @pytest.fixture(scope="module")
@@ -231,8 +231,8 @@ def test_a_bound_without_prefetching_breaks_down_under_overload(loops: dict[str,
 
 
 def test_a_delay_longer_than_the_timeout_refuses_at_the_poll(ends: dict[str, list[Answer]]) -> None:
-    """At first at the timeout; from the first request on that comes while the batcher waits for one, at its poll."""
+    """At the timeout is refused only who comes before the batcher waits for a request: the first, or who is quick."""
     assert {one.reason for one in ends["impatient"]} == {"timeout"}
     waits = [round((one.ended - one.sent) / MS) for one in ends["impatient"]]
-    late = list(dropwhile(lambda wait: wait < 100, waits))
-    assert len(late) > 5 and late == [pytest.approx(POLL / MS, abs=40)] * len(late), waits
+    late = [wait for wait in waits if wait > 100]
+    assert late == [pytest.approx(POLL / MS, abs=40)] * len(late) and len(late) > 0.7 * len(waits), waits
