@@ -9,10 +9,12 @@ import lint_pairs_models
 import lint_pairs_queues
 import pytest
 from lint_pairs import Pair
+from plans import embed
+from repositories import configure
 
 from config_gen.lint.findings import judge, rules
 from config_gen.lint.repository import read
-from engines.served import add_to
+from gapless.model_files import add_model
 
 PAIRS = lint_pairs_models.PAIRS + lint_pairs_queues.PAIRS + lint_pairs_launch.PAIRS
 ROOT = Path(__file__).resolve().parent.parent
@@ -50,10 +52,11 @@ def test_gapless_own_repository_is_clean() -> None:
     assert judge(read(ROOT / "model_repository")) == []
 
 
-def test_what_gapless_build_writes_is_clean(tmp_path: Path) -> None:
+def test_what_gapless_build_and_generate_write_is_clean(tmp_path: Path) -> None:
     version = tmp_path / "embed" / "1"
     version.mkdir(parents=True)
-    add_to(version)
+    add_model("onnx", version)
+    configure(tmp_path, embed())
     assert [finding.rule.id for finding in judge(read(tmp_path))] == ["engine-files"]
     (version / "engine.json").write_text("{}")
     assert judge(read(tmp_path)) == []

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from config_gen import quantity
+from config_gen.llm_options import options
 from config_gen.spec import LlmModel, SpecError, load, parse
 from decode.options import ServiceOptions
-from gapless.limits import options
 
 GOOD = """
 gapless: 1
