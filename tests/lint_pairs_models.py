@@ -9,7 +9,7 @@ from lint_pairs import INPUT, MODEL, OUTPUT, RUNS, Files, Pair, config, model
 GOOD = model(config())
 CONFIG = {"NAME/config.pbtxt": config()}
 ROOT = Path(__file__).resolve().parent.parent
-CHAT_MODEL = (ROOT / "model_repository" / "chat" / "1" / "model.py").read_text()
+CHAT_MODEL = (ROOT / "decode" / "served" / "model.py").read_text()
 CHAT = {"NAME/1/model.py": CHAT_MODEL, "NAME/1/config.json": "{}"}
 ENGINE_MODEL = (ROOT / "engines" / "served" / "model.py").read_text()
 

@@ -10,7 +10,7 @@ import lint_pairs_queues
 import pytest
 from lint_pairs import Pair
 from plans import embed
-from repositories import configure
+from repositories import chat_repository, configure
 
 from config_gen.lint.findings import judge, rules
 from config_gen.lint.repository import read
@@ -48,8 +48,8 @@ def test_what_triton_refuses_is_an_error_and_what_it_takes_is_none(pair: Pair) -
     assert severity == wanted if wanted else (severity == "error") == expected
 
 
-def test_gapless_own_repository_is_clean() -> None:
-    assert judge(read(ROOT / "model_repository")) == []
+def test_a_generated_chat_model_is_clean(tmp_path: Path, smollm2_dir: Path) -> None:
+    assert judge(read(chat_repository(tmp_path, smollm2_dir))) == []
 
 
 def test_what_gapless_build_and_generate_write_is_clean(tmp_path: Path) -> None:
