@@ -1,6 +1,7 @@
 """What would do where no plan keeps every promise: a looser target, fewer requests, smaller weights, more hardware.
 
-What a line says is kept was tried by the same planner.
+More hardware was tried by the planner, fewer requests by simulating this very plan; a looser target is what this plan
+gets now.
 """
 
 from __future__ import annotations

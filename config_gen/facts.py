@@ -24,8 +24,11 @@ class OnnxFacts:
     outputs: tuple[Tensor, ...]
     feed: str  # text, image, arrays
     max_batch_size: int
+    memory: int  # bytes that one instance takes where it computes
     on_gpu: bool = False
     size: int = 0
+    batch_buckets: tuple[int, ...] = ()  # shapes that inputs are padded to, where an engine has fixed ones
+    length_buckets: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -44,3 +47,11 @@ class LlmFacts:
 
 
 Facts = OnnxFacts | LlmFacts
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """What a server showed of one model: its time over the profile's, and ns of each request outside of it."""
+
+    factor: float = 1.0
+    around: int = 0

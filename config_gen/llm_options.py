@@ -28,8 +28,14 @@ def _number(value: int | None) -> str | None:
 
 
 def _size(value: int | None) -> str | None:
-    """Whole KiB, as an option takes them."""
-    return None if value is None else f"{max(1, value // 2**10)}KiB" if value else "0"
+    return None if value is None else size_text(value)
+
+
+def size_text(value: int) -> str:
+    """Bytes as an option takes them, down to whole KiB."""
+    if not value:
+        return "0"
+    return f"{value // 2**20}MiB" if value % 2**20 == 0 else f"{max(1, value // 2**10)}KiB"
 
 
 def _limits(tier: Tier, targets: Targets | None) -> dict[str, float]:

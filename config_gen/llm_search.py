@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 
-from config_gen import serving
-from config_gen.arrivals import arrivals
-from config_gen.facts import LlmFacts
-from config_gen.llm_options import options
+from config_gen import joint
+from config_gen.arrivals import arrivals, chance
+from config_gen.facts import Correction, LlmFacts
+from config_gen.llm_options import options, size_text
+from config_gen.placing import Seat
 from config_gen.promises import load, margin
 from config_gen.serving import Capacity, Decoding
 from config_gen.spec import LlmModel, Spec
@@ -25,9 +27,11 @@ BUDGETS = (128, 256, 512, 1024)
 FIRST_SEQS = 32
 REACHES = (2, 4)  # times the rates with headroom
 EFFORT = 0.34  # of a search's simulations, in requests, beside the last one
-ROOM = 1.25  # times the pages that were in use at most: what a busier moment may need
-STEP = 64 * 2**20  # KV memory is given in whole steps of this
-MIB = 2**20
+LOST = 0.05  # of a target, that a smaller pool may cost
+SHRUNK = 3  # ways that are told, each with the pool it needs
+LOOKED_AT = 10_000  # requests
+PAGE = 16  # tokens
+STEP = 32 * 2**20  # the smallest pool is given in whole steps of this
 SWAP = "4GiB"  # of the host beside a card, for pages of requests that made room; on the CPU they are there already
 
 
@@ -56,61 +60,58 @@ class LlmCandidate:
 
 
 class LlmSearch:
-    """Everything that is fixed about one model; each of `devices` holds an engine. `room`: bytes free on each."""
+    """Everything that is fixed about one model, an engine on each of the places of its seat.
 
-    def __init__(
-        self,
-        spec: Spec,
-        name: str,
-        facts: LlmFacts,
-        chance: str,
-        devices: tuple[str, ...],
-        cores: int,
-        room: int,
-        factor: float = 1.0,
-        around: int = 0,
-    ) -> None:
+    What it serves names the places as the seat does; see settling.on.
+    """
+
+    def __init__(self, spec: Spec, name: str, facts: LlmFacts, seat: Seat, fixed: Correction, cores: int) -> None:
         model = spec.models[name]
         assert isinstance(model, LlmModel)
         self.model, self.facts = model, facts
-        self._name, self._chance, self._devices, self._cores = name, chance, devices, cores
+        self._name, self._chance, self._seat = name, chance(spec.models, name), seat
+        self._cores = min(cores, facts.cores)  # that its steps use
+        slower = facts.cores / self._cores if not facts.on_gpu else 1.0
         self._options = options(spec, model)
-        self._law: Law = Scaled(facts.law, factor) if factor != 1 else facts.law
-        self._around = around
-        self._room = room - facts.weights_memory
+        self._law: Law = Scaled(facts.law, slower * fixed.factor) if slower * fixed.factor != 1 else facts.law
+        self._capacity = 1.0 if facts.on_gpu else float(cores)
+        self._around = fixed.around
         self._scale = 1 + spec.headroom
         self._tried: dict[tuple[int, int, int, int], LlmCandidate] = {}
+        self._found: list[LlmCandidate] = []
 
     def candidates(self) -> list[LlmCandidate]:
-        """Ways to serve, best margin first; that one with few pages.
+        """Ways to serve, best first, each with as few pages as keep what it keeps.
 
         First the token budget, with a common number of sequences; then how far beyond the rates that holds; then the
         number of sequences, there.
         """
-        kv = self._most_memory()
-        seqs = self.model.max_num_seqs or FIRST_SEQS
-        budgets = [self.model.max_num_batched_tokens] if self.model.max_num_batched_tokens else BUDGETS
-        found = [self.tried(seqs, budget, kv) for budget in budgets if budget >= seqs] or [self.tried(seqs, seqs, kv)]
-        best = max(found, key=_worth)
-        budget = best.served.config.max_num_batched_tokens
-        for reach in REACHES:
-            if best.reach and (farther := self.tried(seqs, budget, kv, reach)).reach:
-                best = farther
-        found.append(best)
-        if self.model.max_num_seqs is None:
-            reach = max(1, best.reach)
-            found += [self.tried(other, max(budget, other), kv, reach) for other in SEQS if other != seqs]
-        ordered = sorted(found, key=_worth, reverse=True)
-        return [self._shrunk(ordered[0]), *ordered[1:]]
+        if not self._found:
+            kv, pinned = self._most_memory(), self.model.max_num_batched_tokens
+            seqs = self.model.max_num_seqs or min(FIRST_SEQS, pinned or FIRST_SEQS)
+            budgets = (pinned,) if pinned else [budget for budget in BUDGETS if budget >= seqs] or [seqs]
+            found = [self.tried(seqs, budget, kv) for budget in budgets]
+            best = max(found, key=_worth)
+            budget = best.served.config.max_num_batched_tokens
+            for reach in REACHES:
+                if best.reach and (farther := self.tried(seqs, budget, kv, reach)).reach:
+                    best = farther
+            found.append(best)
+            if self.model.max_num_seqs is None:
+                others = [other for other in SEQS if other != seqs and (pinned is None or other <= pinned)]
+                found += [self.tried(other, max(budget, other), kv, max(1, best.reach)) for other in others]
+            ordered = sorted(found, key=_worth, reverse=True)[:SHRUNK]
+            self._found = [self._shrunk(one) for one in ordered]
+        return self._found
 
     def tried(self, seqs: int, budget: int, kv_memory: int, reach: int = 1) -> LlmCandidate:
         """Simulated with its device for itself at `reach` times the rates with headroom."""
         key = (seqs, budget, kv_memory, reach)
         if key not in self._tried:
             served, models = self.served(seqs, budget, kv_memory), {self._name: self.model}
-            devices = dict.fromkeys(self._devices, Capacity(self._capacity))
+            devices = dict.fromkeys(self._seat.places, Capacity(self._capacity))
             sent = load(models, reach * self._scale, EFFORT)
-            seen = serving.run([served], devices, sent)
+            seen = joint.run([served], devices, sent)
             left = margin(models, seen, sent.duration)
             self._tried[key] = LlmCandidate(
                 served,
@@ -124,10 +125,9 @@ class LlmSearch:
         return self._tried[key]
 
     def served(self, seqs: int, budget: int, kv_memory: int) -> Decoding:
-        config = self.config(seqs, budget, kv_memory)
-        return Decoding(
-            self._name, self.model, self._chance, self._devices, self._capacity, config, self._law, self._around
-        )
+        """This way, on the places of its seat."""
+        config, width = self.config(seqs, budget, kv_memory), 1.0 if self.facts.on_gpu else float(self._cores)
+        return Decoding(self._name, self.model, self._chance, self._seat.places, width, config, self._law, self._around)
 
     def config(self, seqs: int, budget: int, kv_memory: int) -> EngineConfig:
         """Limits of the engine, as `decode.assembly` makes them of the same parameters."""
@@ -138,27 +138,24 @@ class LlmSearch:
         return replace(made, host_pages=swap // page, swap_page_time=self.facts.swap_page_time)
 
     def parameters(self, seqs: int, budget: int, kv_memory: int) -> dict[str, str]:
-        """Of config.pbtxt; the size of the pool is set by another name on a card, see planner."""
-        size = f"{kv_memory // MIB}MiB" if kv_memory % MIB == 0 else f"{kv_memory // 2**10}KiB"
-        swap = {"swap_space": SWAP if self.facts.on_gpu else "0"}
+        """Of config.pbtxt."""
+        place = {"device": "cuda", "swap_space": SWAP} if self.facts.on_gpu else {"device": "cpu", "swap_space": "0"}
+        if not self.facts.on_gpu and self._cores < self.facts.cores:
+            place["threads"] = str(self._cores)
         return (
-            swap
+            place
             | self._options
             | {
                 "max_num_seqs": str(seqs),
                 "max_num_batched_tokens": str(budget),
-                "kv_cache_memory": size,
+                "kv_cache_memory": size_text(kv_memory),
             }
         )
 
     @property
     def least_memory(self) -> int:
         """Bytes of KV pages without which one request of the largest length does not run."""
-        return (self.model.max_model_len + 16) * self.facts.kv_bytes_per_token
-
-    @property
-    def _capacity(self) -> float:
-        return 1.0 if self.facts.on_gpu else float(self._cores)
+        return (self.model.max_model_len + PAGE) * self.facts.kv_bytes_per_token
 
     def _most_memory(self) -> int:
         """Enough for every sequence that may run, no more than there is; or what the file pins."""
@@ -166,43 +163,49 @@ class LlmSearch:
             return self.model.kv_cache_memory
         seqs = self.model.max_num_seqs or max(SEQS)
         wanted = max(self.least_memory, seqs * self._typical() * self.facts.kv_bytes_per_token)
-        return _in_steps(min(max(wanted, self.least_memory), self._room), down=wanted > self._room)
+        room = self._seat.room - self.facts.weights_memory
+        ladder = [self._least()]
+        while ladder[-1] < wanted and 2 * ladder[-1] <= room:
+            ladder.append(2 * ladder[-1])
+        return ladder[-1]
+
+    def _least(self) -> int:
+        """The lowest rung of the sizes of a pool that are tried, each twice the one before: few, so that a little more
+        load or a little looser target seldom moves a plan."""
+        return -(-self.least_memory // STEP) * STEP
 
     def _typical(self) -> int:
         """Tokens of a long request of this traffic: the 95th of a hundred, of each tier, the longest tier's."""
-        return max(
-            min(shape.shared_prefix + shape.prompt.p95 + shape.output.p95, self.model.max_model_len)
-            for shape in self.model.traffic.values()
-        )
+        longest = [shape.shared_prefix + shape.prompt.p95 + shape.output.p95 for shape in self.model.traffic.values()]
+        return min(max(longest, default=0), self.model.max_model_len)
 
     def _shrunk(self, best: LlmCandidate) -> LlmCandidate:
-        """The same with as little KV memory as keeps what it keeps."""
+        """The same with the smallest pool that leaves every target kept, where one is kept with the largest."""
         if self.model.kv_cache_memory is not None:
             return best
         config = best.served.config
-        seqs, budget = config.max_num_seqs, config.max_num_batched_tokens
-        small = _in_steps(max(self.least_memory, int(best.kv_memory * best.pages_peak * ROOM)))
+        seqs, budget, reach = config.max_num_seqs, config.max_num_batched_tokens, max(1, best.reach)
+        small = self._least()
         while small < best.kv_memory:
-            found = self.tried(seqs, budget, small)
-            if found.margin >= min(best.margin, 0.0) and (found.margin >= 0 or found.margin >= best.margin):
-                return found
-            small = _in_steps(2 * small)
+            if small >= best.kv_memory * best.pages_peak:
+                found = self.tried(seqs, budget, small, reach)
+                if (found.margin >= 0) == (best.margin >= 0) and found.margin >= best.margin - LOST:
+                    return found
+            small *= 2
         return best
 
 
-def longest_request(spec: Spec, name: str, seconds: int = 600) -> int:
-    """Tokens of the longest request that this traffic draws in ten minutes."""
+def longest_request(spec: Spec, name: str) -> int:
+    """Tokens of the longest of the first LOOKED_AT requests of this traffic; 0 without any."""
     model = spec.models[name]
     assert isinstance(model, LlmModel)
-    drawn = arrivals(model.traffic, seconds * 10**9, 1.0, 0, model.max_model_len)
-    return max((one.shared + one.own + one.output for one in drawn), default=0)
+    if not model.traffic:
+        return 0
+    drawn = arrivals(model.traffic, 10**18, 1.0, 0, model.max_model_len, chance(spec.models, name))
+    return max(one.shared + one.own + one.output for one in islice(drawn, LOOKED_AT))
 
 
 def _worth(one: LlmCandidate) -> tuple[int, float, int, int]:
     """Farthest reach, best margin to a hundredth there, of equals the fewest sequences and the smallest steps."""
     config = one.served.config
     return one.reach, round(one.margin, 2), -config.max_num_seqs, -config.max_num_batched_tokens
-
-
-def _in_steps(memory: int, down: bool = False) -> int:
-    return max(1, memory // STEP if down else -(-memory // STEP)) * STEP

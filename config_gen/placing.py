@@ -9,16 +9,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 USABLE = 0.9  # of a card's memory: the rest is the driver's, fragments, and what bursts need
-MOST_SHARING = 3  # models that compute much on one card
-MIG = ((1, 1.0, 1.0), (2, 3 / 7, 1 / 2), (3, 2 / 7, 1 / 4), (7, 1 / 7, 1 / 8))  # up to so many: compute, memory of each
+MOST_SHARING = 3  # models that compute much on one card, and executions at once where they share it
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What one replica of a model takes: bytes, and the share of a card's time that its traffic costs in all."""
+    """What one replica of a model takes at least: bytes, and the share of a card's time that its traffic costs."""
 
     memory: int
     load: float
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Where a model is: places by name (cards, or the host), bytes that it may take of each, and whether the rate
+    limiter bounds its executions there."""
+
+    places: tuple[str, ...]
+    room: int
+    limited: bool = False
 
 
 class DoesNotFitError(ValueError):
@@ -61,11 +70,3 @@ def _told(name: str, need: Need, free: list[int], cards: int, apart: bool) -> st
         f"models.{name}: needs {need.memory / 2**30:.1f} GiB of one card, and {max(0, most) / 2**30:.1f} GiB are free "
         f"on the emptiest of {cards}"
     )
-
-
-def slice_of(count: int) -> tuple[float, float]:
-    """Compute and memory, as shares of a card, of each of `count` MIG instances of one size on it."""
-    for most, compute, memory in MIG:
-        if count <= most:
-            return compute, memory
-    raise DoesNotFitError(f"{count} models share a card; MIG makes at most {MIG[-1][0]} instances of it")

@@ -1,6 +1,7 @@
-"""From promises and measured costs to a plan: cheapest first (cards, then memory), then the most headroom.
+"""Places of models and their settings: as few cards as keep every promise, replicas where one does not.
 
-Wires placing, the searches of single models, and their simulation together. Must not know files or the server.
+Wires placing, the searches of single models, and their simulation together. Must not know files or the server; what
+becomes of an attempt is plans'.
 """
 
 from __future__ import annotations
@@ -8,34 +9,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from config_gen.advice import advise
-from config_gen.arrivals import chance
-from config_gen.facts import Facts, LlmFacts
+from config_gen.facts import Correction, Facts, LlmFacts
 from config_gen.llm_search import LlmSearch
-from config_gen.placing import MOST_SHARING, DoesNotFitError, Need, place, slice_of
-from config_gen.plan import Expectation, Knob, ModelPlan, Plan, Prediction
+from config_gen.placing import MOST_SHARING, USABLE, DoesNotFitError, Need, Seat, place
+from config_gen.plan import Expectation, Prediction
 from config_gen.predicting import expect, predict
-from config_gen.reasons import model_plan
-from config_gen.serving import HOST, Capacity, Unary
-from config_gen.settling import Choice, Group, Search
-from config_gen.spec import OnnxModel, Spec
+from config_gen.serving import HOST, Capacity
+from config_gen.settling import Choice, Group, Search, Settled
+from config_gen.spec import LlmModel, Spec
 from config_gen.unary_search import UnarySearch
 from config_gen.wishes import PlanError, check
+from decode.executors.gpu_cost import StepWork
 
-SWITCH = 4_000_000  # ns: processes that share a card by time slices pay 3 to 5 ms to change context (field report)
+SWITCH = 4_000_000.0  # ns: processes that share a card by time slices pay 3 to 5 ms to change context (field report)
+BATCH = 16  # requests at once, at which the share of a card that a model takes is guessed
 Tell = Callable[[str, float], None]
 
 
 def quiet(what: str, share: float) -> None:
     """Tell nobody."""
-
-
-@dataclass(frozen=True, slots=True)
-class Correction:
-    """What a server showed of one model: its time over the profile's, and ns of each request outside of it."""
-
-    factor: float = 1.0
-    around: int = 0
 
 
 @dataclass(frozen=True)
@@ -48,16 +40,18 @@ class Attempt:
     predictions: tuple[Prediction, ...]
     expected: tuple[Expectation, ...]
     executing: Mapping[str, float]
-    margin: float
-    groups: tuple[Group, ...] = field(repr=False, default=())
+    groups: tuple[Group, ...] = field(repr=False)
+    late: float = 0.0  # share of requests beyond those that may be late, of the promise that misses most
 
     @property
     def held(self) -> bool:
         return all(found.held for found in self.predictions)
 
     @property
-    def memory(self) -> int:
-        return sum(choice.memory * max(1, len(self.seats[name])) for name, choice in self.choices.items())
+    def worth(self) -> tuple[bool, float, float]:
+        """Of two attempts the better has more: holds, fewer late, more of the tightest target left."""
+        left = min((1 - max(one.predicted, one.stressed) / one.target for one in self.predictions), default=1.0)
+        return self.held, -self.late, left
 
 
 class Planner:
@@ -67,14 +61,14 @@ class Planner:
         self, spec: Spec, facts: Mapping[str, Facts], corrections: Mapping[str, Correction], tell: Tell
     ) -> None:
         """Raises PlanError for what cannot be."""
-        self.spec, self.facts, self._tell = spec, facts, tell
-        self._corrections = corrections
+        self.spec, self.facts, self._tell, self._corrections = spec, facts, tell, corrections
         self.cores = spec.hardware.cores or max((_cores(known) for known in facts.values()), default=1) or 1
         self.count = sum(gpu.count for gpu in spec.hardware.gpus)
         self.card = min((gpu.bytes for gpu in spec.hardware.gpus), default=0)
         self.host = spec.hardware.memory or max((_host_memory(known) for known in facts.values()), default=0)
         check(spec, facts, self.cores, self.card, self.host)
         self._on_cards = [name for name in spec.models if facts[name].on_gpu]
+        self._known: dict[tuple[str, Seat], Search] = {}
 
     def attempts(self, fewest: int = 1) -> Iterator[Attempt]:
         """On as few cards as possible first, until one holds; each is the best on its number of cards.
@@ -85,7 +79,7 @@ class Planner:
         found = False
         for cards in range(fewest, self.count + 1) if self._on_cards else (0,):
             try:
-                attempt = self.on(cards)
+                attempt = self._on(cards)
             except DoesNotFitError as error:
                 problem = error
                 continue
@@ -96,48 +90,59 @@ class Planner:
         if not found:
             raise PlanError(str(problem))
 
-    def on(self, cards: int) -> Attempt:
+    def _on(self, cards: int) -> Attempt:
         """The best on so many cards: replicas are added to the model that misses most. Raises DoesNotFitError."""
         replicas = dict.fromkeys(self._on_cards, 1)
         best = self._placed(cards, replicas)
+        full: set[str] = set()
         while not best.held:
-            missing = {p.model: p.margin for p in sorted(best.predictions, key=lambda p: -p.margin) if not p.held}
-            more = [name for name in missing if name in replicas and replicas[name] < cards]
+            missing = {one.model: one.margin for one in sorted(best.predictions, key=lambda one: -one.margin)}
+            held = {one.model for one in best.predictions} - {one.model for one in best.predictions if not one.held}
+            more = [n for n in missing if n not in held | full and replicas.get(n, cards) < cards]
             if not more:
                 break
-            replicas[min(more, key=lambda name: (missing[name], name))] += 1
+            name = min(more, key=lambda one: (missing[one], one))
             try:
-                found = self._placed(cards, replicas)
+                found = self._placed(cards, replicas | {name: replicas[name] + 1})
             except DoesNotFitError:
-                break
-            if found.margin > best.margin:
-                best = found
+                full.add(name)
+                continue
+            replicas[name] += 1
+            best = max(best, found, key=lambda one: one.worth)
         return best
 
     def _placed(self, cards: int, replicas: Mapping[str, int]) -> Attempt:
-        sharing = self.spec.hardware.sharing
+        apart = self.spec.hardware.sharing == "in-process"
         needs = {name: self._need(name) for name in self._on_cards}
-        seats = dict.fromkeys(self.spec.models, ()) | (
-            place(needs, replicas, cards, self.card, sharing == "in-process") if needs else {}
-        )
-        sharers = {card: sum(card in found for found in seats.values()) for card in range(cards)}
-        searches, devices = self._searches(seats, sharers)
-        groups, choices, predictions = [], dict[str, Choice](), list[Prediction]()
-        expected, executing, least = list[Expectation](), dict[str, float](), 1.0
+        seats: dict[str, tuple[int, ...]] = dict.fromkeys(self.spec.models, ())
+        seats |= place(needs, replicas, cards, self.card, apart) if needs else {}
+        at = {name: tuple(f"card {card}" for card in found) or (HOST,) for name, found in seats.items()}
+        searches = {name: self._search(name, seats, needs) for name in seats}
+        switch = SWITCH if self.spec.hardware.sharing == "time-slice" else 0.0
+        devices = {HOST: Capacity(float(self.cores))}
+        devices |= {f"card {card}": Capacity(1.0, switch, MOST_SHARING) for card in range(cards)}
+        settled: list[tuple[Group, Settled]] = []
         for names in _groups(seats):
-            group = Group({name: searches[name] for name in names}, devices, 1 + self.spec.headroom)
-            self._tell(f"planning {', '.join(names)}", len(choices) / len(seats))
-            settled = group.settle()
-            choices |= settled.choices
-            declared = group.observe(settled.choices, 1.0)
-            predictions += predict(group, settled.choices, declared, 1 + self.spec.headroom)
+            self._tell(f"planning {', '.join(names)}", len(settled) / len(seats))
+            group = Group({name: searches[name] for name in names}, at, devices, 1 + self.spec.headroom)
+            settled.append((group, group.settle()))
+        self._fits_host({name: choice for _, found in settled for name, choice in found.choices.items()}, seats)
+        return self._told(cards, seats, settled)
+
+    def _told(
+        self, cards: int, seats: Mapping[str, tuple[int, ...]], settled: Sequence[tuple[Group, Settled]]
+    ) -> Attempt:
+        choices, predictions = dict[str, Choice](), list[Prediction]()
+        expected, executing = list[Expectation](), dict[str, float]()
+        for group, found in settled:
+            declared = group.observe(found.choices, 1.0)
+            choices |= found.choices
+            predictions += predict(group, found.choices, declared, 1 + self.spec.headroom)
             expected += expect(declared)
             executing |= declared.executing
-            least = min(least, settled.margin)
-            groups.append(group)
         order = list(self.spec.models)
-        for found in (predictions, expected):
-            found.sort(key=lambda one: order.index(one.model))
+        predictions.sort(key=lambda one: order.index(one.model))
+        expected.sort(key=lambda one: order.index(one.model))
         return Attempt(
             cards,
             seats,
@@ -145,130 +150,69 @@ class Planner:
             tuple(predictions),
             tuple(expected),
             executing,
-            least,
-            tuple(groups),
+            tuple(group for group, _ in settled),
+            max(0.0, -min(found.margin for _, found in settled)),
         )
 
-    def _searches(
-        self, seats: Mapping[str, tuple[int, ...]], sharers: Mapping[int, int]
-    ) -> tuple[dict[str, Search], dict[str, Capacity]]:
-        devices = {HOST: Capacity(float(self.cores))}
-        searches: dict[str, Search] = {}
-        for name, cards in seats.items():
-            fixed, factor, room = self._corrections.get(name, Correction()), 1.0, self.host
-            names: tuple[str, ...] = (HOST,)
-            if cards:
-                compute, memory = self._share(max(sharers[card] for card in cards))
-                factor, room = 1 / compute, int(self.card * memory)
-                apart = self.spec.hardware.sharing == "mig"
-                names = tuple(f"card {card}{f'/{name}' if apart else ''}" for card in cards)
-                switch = float(SWITCH) if self.spec.hardware.sharing == "time-slice" else 0.0
-                devices |= dict.fromkeys(names, Capacity(1.0, switch, MOST_SHARING))
-            searches[name] = self._search(name, names, room, factor * fixed.factor, fixed.around)
-        return searches, devices
+    def _search(self, name: str, seats: Mapping[str, tuple[int, ...]], needs: Mapping[str, Need]) -> Search:
+        """What is tried of a model depends on its seat alone, so it is tried once for all attempts."""
+        seat = self._seat(name, seats, needs)
+        if (name, seat) not in self._known:
+            known, fixed = self.facts[name], self._corrections.get(name, Correction())
+            if isinstance(known, LlmFacts):
+                self._known[name, seat] = LlmSearch(self.spec, name, known, seat, fixed, self.cores)
+            else:
+                self._known[name, seat] = UnarySearch(self.spec, name, known, seat, fixed, self.cores)
+        return self._known[name, seat]
 
-    def _search(self, name: str, devices: tuple[str, ...], room: int, factor: float, around: int) -> Search:
-        known, stream = self.facts[name], chance(self.spec.models, name)
-        if isinstance(known, LlmFacts):
-            return LlmSearch(self.spec, name, known, stream, devices, self.cores, room, factor, around)
-        return UnarySearch(self.spec, name, known, stream, devices, self.cores, factor, around)
-
-    def _share(self, sharers: int) -> tuple[float, float]:
-        """Compute and memory of a card that a model on it can count on. Only MIG divides; the rest is simulated."""
-        if self.spec.hardware.sharing == "mig":
-            return slice_of(sharers)
-        return 1.0, 1.0 / sharers
+    def _seat(self, name: str, seats: Mapping[str, tuple[int, ...]], needs: Mapping[str, Need]) -> Seat:
+        """Room of a card: what it needs at least, and its part of what is free beside the needs of all on the card."""
+        if not seats[name]:
+            return Seat((HOST,), self.host)
+        room = []
+        for card in seats[name]:
+            there = [other for other, found in seats.items() if card in found]
+            free = int(self.card * USABLE) - sum(needs[other].memory for other in there)
+            room.append(needs[name].memory + free // len(there))
+        beside = _beside(name, seats, self.facts)
+        return Seat(tuple(f"place {at}" for at in range(len(seats[name]))), min(room), bool(beside))
 
     def _need(self, name: str) -> Need:
         known, model = self.facts[name], self.spec.models[name]
         if isinstance(known, LlmFacts):
-            assert model.kind == "llm"
-            rate = sum(shape.rate * (shape.prompt.median + 4 * shape.output.median) for shape in model.traffic.values())
-            return Need(known.weights_memory + model.max_model_len * known.kv_bytes_per_token, rate)
-        return Need(known.profile.memory, sum(shape.rate for shape in model.traffic.values()))
+            assert isinstance(model, LlmModel)
+            step = known.law.step(StepWork(0, 0, 0, BATCH, 0, BATCH)) / BATCH
+            load = sum(
+                one.rate * (known.law.step(StepWork(one.prompt.median, 1, 0, 0, 0, 1)) + one.output.median * step)
+                for one in model.traffic.values()
+            )
+            pages = model.kv_cache_memory or (model.max_model_len + BATCH) * known.kv_bytes_per_token
+            return Need(known.weights_memory + pages, load / 1e9)
+        assert not isinstance(model, LlmModel)
+        rate = sum(one.rate for one in model.traffic.values())
+        run = known.profile.ns(BATCH, known.profile.typical_length) / BATCH
+        return Need(known.memory * (model.instances or 1), rate * run / 1e9)
+
+    def _fits_host(self, choices: Mapping[str, Choice], seats: Mapping[str, tuple[int, ...]]) -> None:
+        """Raise DoesNotFitError when the models on the host take more than it has, where that is known."""
+        taken = {name: choice.memory for name, choice in choices.items() if not seats[name]}
+        if self.host and sum(taken.values()) > self.host:
+            parts = ", ".join(f"{name} {memory / 2**30:.2f} GiB" for name, memory in taken.items())
+            raise DoesNotFitError(
+                f"hardware.memory: the models on the host take {sum(taken.values()) / 2**30:.2f} GiB ({parts}), and it "
+                f"has {self.host / 2**30:.2f} GiB; give more, or take smaller weights or fewer models"
+            )
 
 
-def plan(
-    spec: Spec,
-    facts: Mapping[str, Facts],
-    corrections: Mapping[str, Correction] | None = None,
-    tell: Tell = quiet,
-    advice: bool = True,
-) -> Plan:
-    """The cheapest plan that keeps every promise at the declared rates plus the headroom, or the nearest, with advice.
-
-    Without `advice` nobody looks for what would do. `facts` of every model of the file. Deterministic. Raises PlanError
-    for what cannot be.
-    """
-    planner = Planner(spec, facts, corrections or {}, tell)
-    best: Attempt | None = None
-    for attempt in planner.attempts():
-        if best is None or attempt.margin > best.margin:
-            best = attempt
-    assert best is not None
-    told = () if best.held or not advice else _advice(planner, best, corrections or {})
-    models = _models(planner, best)
-    return Plan(
-        models,
-        best.predictions,
-        best.cards,
-        _flags(spec, models),
-        told,
-        expected=best.expected,
-        executing=best.executing,
-    )
-
-
-def _advice(planner: Planner, nearest: Attempt, corrections: Mapping[str, Correction]) -> tuple[str, ...]:
-    def holds(spec: Spec, facts: Mapping[str, Facts], fewest: int) -> bool:
-        try:
-            return any(found.held for found in Planner(spec, facts, corrections, quiet).attempts(fewest))
-        except PlanError:
-            return False
-
-    groups = [(group, {name: nearest.choices[name] for name in group.models}) for group in nearest.groups]
-    return advise(planner.spec, planner.facts, planner.cores, nearest.predictions, groups, holds)
-
-
-def _models(planner: Planner, attempt: Attempt) -> tuple[ModelPlan, ...]:
-    spec, shared = planner.spec, _sharing(attempt.seats, attempt.choices)
-    return tuple(
-        model_plan(
-            spec,
-            name,
-            planner.facts[name],
-            choice,
-            attempt.seats[name],
-            planner.card,
-            planner.cores,
-            shared.get(name, ""),
-        )
-        for name, choice in attempt.choices.items()
-    )
-
-
-def _flags(spec: Spec, models: Sequence[ModelPlan]) -> tuple[Knob, ...]:
-    """Flags of the server whose values follow from more than one model."""
-    found = []
-    resources = sorted({resource for model in models for resource in model.rate_limit or {}})
-    for resource in resources:
-        told = "of each card; by default it would be the most that one instance asks for, and instances took turns"
-        found.append(Knob("--rate-limit-resource", f"{resource}:{MOST_SHARING}", told))
-    caches = [model.response_cache for model in spec.models.values() if isinstance(model, OnnxModel)]
-    if size := sum(cache.size for cache in caches if cache is not None):
-        found.append(Knob("--cache-config", f"local,size={size}", "bytes, as the file gives them for its models"))
-    return tuple(found)
-
-
-def _sharing(seats: Mapping[str, tuple[int, ...]], choices: Mapping[str, Choice]) -> dict[str, str]:
-    """Models that compute on a card with others of their kind: the rate limiter bounds how many do at once."""
-    found = {}
-    for name, cards in seats.items():
-        others = [o for o, theirs in seats.items() if o != name and set(cards) & set(theirs)]
-        batchable = [o for o in [name, *others] if isinstance(choices[o].served, Unary)]
-        if cards and name in batchable and len(batchable) > 1:
-            found[name] = ", ".join(o for o in batchable if o != name)
-    return found
+def _beside(name: str, seats: Mapping[str, tuple[int, ...]], facts: Mapping[str, Facts]) -> list[str]:
+    """Batchable models that compute on the same cards as the batchable model `name`."""
+    if isinstance(facts[name], LlmFacts):
+        return []
+    return [
+        other
+        for other, theirs in seats.items()
+        if other != name and set(theirs) & set(seats[name]) and not isinstance(facts[other], LlmFacts)
+    ]
 
 
 def _groups(seats: Mapping[str, Sequence[int]]) -> list[list[str]]:

@@ -23,8 +23,7 @@ def predict(group: Group, choices: Mapping[str, Choice], declared: Observed, sca
     grown = overloaded(choices, stressed, group.load(scale).duration)
     quiet = group.observe(choices, QUIET, EFFORT)
     several = len(choices) > 1
-    alone = {name: Group({name: group.searches[name]}, group.devices, scale) for name in choices} if several else {}
-    seen_alone = {name: one.observe({name: choices[name]}, 1.0, EFFORT) for name, one in alone.items()}
+    seen_alone = {name: group.alone(name).observe({name: choices[name]}, 1.0, EFFORT) for name in choices if several}
     for promise in promises(group.models):
         found = _at(declared, promise)
         yield Prediction(

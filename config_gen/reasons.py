@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from math import ceil
 
 from config_gen.facts import Facts, LlmFacts, OnnxFacts
-from config_gen.llm_search import MIB, LlmCandidate, longest_request
+from config_gen.llm_search import LlmCandidate, longest_request
 from config_gen.llm_tensors import INPUTS, OUTPUTS
 from config_gen.placing import MOST_SHARING
 from config_gen.plan import Knob, ModelPlan, Tensor, WarmUp
@@ -16,40 +15,33 @@ from config_gen.settling import Choice
 from config_gen.spec import LlmModel, OnnxModel, Spec
 from config_gen.unary_search import Candidate, threads_of
 
-GIB = 2**30
+MIB = 2**20
 PIXELS = "pixels"  # the input of a picture model that needs no decoding
 
 
 def model_plan(
-    spec: Spec, name: str, facts: Facts, choice: Choice, cards: tuple[int, ...], card: int, cores: int, beside: str
+    spec: Spec, name: str, facts: Facts, choice: Choice, cards: tuple[int, ...], cores: int, beside: str
 ) -> ModelPlan:
-    """`card`: bytes of each card; `beside`: batchable models that compute on the same cards, by name."""
+    """`beside`: batchable models that compute on the same cards, by name."""
     model = spec.models[name]
     if isinstance(choice, LlmCandidate):
         assert isinstance(model, LlmModel) and isinstance(facts, LlmFacts)
-        return _llm(spec, name, model, facts, choice, cards, card)
+        return _llm(spec, name, model, facts, choice, cards)
     assert isinstance(model, OnnxModel) and isinstance(facts, OnnxFacts)
     return _onnx(spec, name, model, facts, choice, cards, cores, beside)
 
 
 def _llm(
-    spec: Spec, name: str, model: LlmModel, facts: LlmFacts, choice: LlmCandidate, cards: tuple[int, ...], card: int
+    spec: Spec, name: str, model: LlmModel, facts: LlmFacts, choice: LlmCandidate, cards: tuple[int, ...]
 ) -> ModelPlan:
-    parameters = dict(choice.parameters)
-    if cards:
-        del parameters["kv_cache_memory"]
-        share = ceil(choice.memory / card * 100) / 100
-        parameters |= {"device": "cuda", "gpu_memory_utilization": f"{share:.2f}"}
-    else:
-        parameters["device"] = "cpu"
     return ModelPlan(
         name,
         cards,
         INPUTS,
         OUTPUTS,
-        parameters=parameters,
+        parameters=choice.parameters,
         memory=choice.memory,
-        knobs=tuple(_llm_knobs(spec, name, model, facts, choice, parameters, cards)),
+        knobs=tuple(_llm_knobs(spec, name, model, facts, choice, cards)),
     )
 
 
@@ -59,13 +51,12 @@ def _llm_knobs(
     model: LlmModel,
     facts: LlmFacts,
     choice: LlmCandidate,
-    parameters: dict[str, str],
     cards: tuple[int, ...],
 ) -> Iterator[Knob]:
     config = choice.served.config
     why = {
         "weights": f"from the file; a step costs what was {facts.told}",
-        "max_model_len": f"from the file; the longest request of ten minutes of this traffic has "
+        "max_model_len": f"from the file; the longest of ten thousand requests of this traffic has "
         f"{longest_request(spec, name)} tokens",
         "tiers": "weights, bounds and targets of the file: the scheduler keeps to them from step to step",
         "max_num_seqs": _pinned(model.max_num_seqs) or "the fewest of those tried that leave as much of the targets",
@@ -73,20 +64,18 @@ def _llm_knobs(
         or f"longest steps that keep the targets: alone {choice.margin:.0%} of the tightest is left",
         "kv_cache_memory": _pinned(model.kv_cache_memory)
         or f"{config.num_pages} pages of {config.page_size} tokens; at most {choice.pages_peak:.0%} were in use",
-        "gpu_memory_utilization": f"weights of {facts.weights_memory / GIB:.1f} GiB with what a step allocates, and "
-        f"{choice.kv_memory / GIB:.1f} GiB for {config.num_pages} KV pages, of which at most {choice.pages_peak:.0%} "
-        "were in use",
         "swap_space": _pinned(model.swap_space)
         or (
             "host memory for pages of requests that make room: copied back where that is predicted to be faster"
             if cards
             else "KV pages are in the host's memory already"
         ),
+        "threads": "hardware.cores of the file",
         "device": "the card of its instance group" if cards else "its executor is for the CPU; all cores",
     }
     yield Knob("max_batch_size", "0", "it batches by itself, step by step; Triton must hand over at once")
     yield Knob("instance_group.count", "1", _where(cards))
-    for key, value in parameters.items():
+    for key, value in choice.parameters.items():
         yield Knob(f"parameters.{key}", value, why[key])
 
 
@@ -105,7 +94,7 @@ def _onnx(
         choice.served.batching,
         preferred=choice.served.batching.preferred or (choice.served.batching.max_batch_size,),
     )
-    limited = bool(beside) and batching.instances >= 1
+    limited = bool(beside and cards)
     knobs = list(_onnx_knobs(spec, model, facts, choice, cards, cores))
     if limited:
         told = f"at most {MOST_SHARING} executions at once on a card that it shares with {beside}"
@@ -161,16 +150,16 @@ def _onnx_knobs(
         str(instances),
         f"{_pinned(model.instances) or 'the fewest that keep the targets'}; {_where(cards)}"
         + ("" if facts.on_gpu else f", {threads} thread{'s' if threads > 1 else ''} each")
-        + f", {facts.profile.memory / MIB:.0f} MiB each",
+        + f", {facts.memory / MIB:.0f} MiB each",
     )
-    yield from _level_knobs(spec, choice)
+    yield from _level_knobs(spec, choice, cards)
     if model.response_cache is not None:
         told = f"the file allows it, and says that {model.response_cache.repeats:.0%} of requests were asked before"
         yield Knob("response_cache.enable", "true", told)
     yield Knob("model_warmup", "1", "an instance computes once before it counts as ready")
 
 
-def _level_knobs(spec: Spec, choice: Candidate) -> Iterator[Knob]:
+def _level_knobs(spec: Spec, choice: Candidate, cards: tuple[int, ...]) -> Iterator[Knob]:
     batching = choice.served.batching
     if batching.levels:
         order = ", ".join(f"{at} {tier}" for at, tier in enumerate(spec.tiers, start=1))
@@ -183,7 +172,10 @@ def _level_knobs(spec: Spec, choice: Candidate) -> Iterator[Knob]:
     elif any(tier.queue_timeout or tier.max_queue for tier in spec.tiers.values()):
         sleeps = "with levels or bounds Triton's batcher may sleep up to 500 ms beside its only instance"
         leaks = "with a delay and a timeout Triton's batcher slows down for as long as it runs (server issue 8870)"
-        why = sleeps if batching.instances == 1 else leaks if batching.delay else "they would cost more of the targets"
+        several = batching.instances * max(1, len(cards)) > 1
+        timeout = any(tier.queue_timeout for tier in spec.tiers.values())
+        why = leaks if batching.delay and timeout else "they would cost more of the targets"
+        why = why if several else sleeps
         told = f"left out, and with them queue_timeout and max_queue: {why}"
         yield Knob("dynamic_batching.priority_levels", "", told)
 

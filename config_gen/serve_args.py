@@ -38,7 +38,7 @@ def _needed(models: tuple[ModelPlan, ...]) -> list[Knob]:
         why = f"off by default, and then the resources of {', '.join(limited)} limit nothing"
         found.append(Knob("--rate-limit", "execution_count", why))
     if cached := [model.name for model in models if model.response_cache]:
-        why = f"bytes for answers of {', '.join(cached)}; without a cache the server does not load what uses one"
+        why = f"bytes for answers of {', '.join(cached)}; without a cache nothing is kept"
         found.append(Knob("--cache-config", f"local,size={CACHE}", why))
     found.append(Knob("--metrics-config", "summary_latencies=true", "queue and compute times also as percentiles"))
     return found

@@ -7,9 +7,9 @@ know how models came to their devices.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from config_gen import serving
+from config_gen import joint
 from config_gen.llm_search import LlmCandidate, LlmSearch
 from config_gen.promises import load, margin
 from config_gen.serving import Capacity, Load, Observed
@@ -31,21 +31,34 @@ class Settled:
     margin: float
     margins: Mapping[str, float]
 
-    @property
-    def memory(self) -> int:
-        return sum(choice.memory for choice in self.choices.values())
+
+def on(choice: Choice, devices: tuple[str, ...]) -> Choice:
+    """A way that was tried on places of a search's own, on these devices."""
+    if isinstance(choice, LlmCandidate):
+        return replace(choice, served=replace(choice.served, devices=devices))
+    return replace(choice, served=replace(choice.served, devices=devices))
 
 
 class Group:
-    """Models that share `devices`; `scale` is that of the rates with headroom."""
+    """Models that share devices; `at` are those of each model, `scale` that of the rates with headroom."""
 
-    def __init__(self, searches: Mapping[str, Search], devices: Mapping[str, Capacity], scale: float) -> None:
-        self.searches, self.devices, self._scale = searches, devices, scale
+    def __init__(
+        self,
+        searches: Mapping[str, Search],
+        at: Mapping[str, tuple[str, ...]],
+        devices: Mapping[str, Capacity],
+        scale: float,
+    ) -> None:
+        self.searches, self.at, self.devices, self._scale = searches, at, devices, scale
         self.models: dict[str, LlmModel | OnnxModel] = {name: one.model for name, one in searches.items()}
+
+    def alone(self, name: str) -> Group:
+        """The same with one model only."""
+        return Group({name: self.searches[name]}, self.at, self.devices, self._scale)
 
     def settle(self) -> Settled:
         """Deterministic: the same models and devices get the same settings."""
-        ways = {name: _ways(search) for name, search in self.searches.items()}
+        ways = {name: (on(way, self.at[name]) for way in _ways(one)) for name, one in self.searches.items()}
         best = self._together({name: next(way) for name, way in ways.items()})
         tries = 0 if len(self.searches) == 1 else TOGETHER
         exhausted: set[str] = set()
@@ -63,7 +76,7 @@ class Group:
 
     def observe(self, choices: Mapping[str, Choice], scale: float, effort: float = 1.0) -> Observed:
         """All of the group under their declared traffic times `scale`."""
-        return serving.run([choice.served for choice in choices.values()], self.devices, self.load(scale, effort))
+        return joint.run([choice.served for choice in choices.values()], self.devices, self.load(scale, effort))
 
     def load(self, scale: float, effort: float = 1.0) -> Load:
         """What `observe` sends."""
@@ -84,7 +97,7 @@ class Group:
 
 
 def _ways(search: Search) -> Iterator[Choice]:
-    """Cheapest first: of the fewest instances that hold alone, the best few; then those of more instances.
+    """Of the fewest instances that hold alone, the best few; then those of more instances. Of an LLM best first.
 
     Where none holds alone, the best of all comes first.
     """

@@ -5,14 +5,17 @@ Must not know other models or cards; see planner.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from config_gen import serving
+from config_gen import joint
+from config_gen.arrivals import chance
 from config_gen.batcher import Arrived
 from config_gen.batching import Batching, QueuePolicy
-from config_gen.facts import OnnxFacts
+from config_gen.facts import Correction, OnnxFacts
+from config_gen.placing import MOST_SHARING, Seat
 from config_gen.promises import load, margin
 from config_gen.serving import Capacity, Unary
 from config_gen.spec import OnnxModel, Spec
@@ -36,20 +39,28 @@ class Candidate:
 
 
 def costs(facts: OnnxFacts, threads: int, factor: float) -> Callable[[Sequence[Arrived]], float]:
-    """ns of work of a batch on an instance with so many threads: what each item needs before, and the runs."""
+    """ns of work of a batch on an instance with so many threads: what each item needs before, and the runs.
+
+    As the runner computes it: texts in groups of about one length, by the cost that the build fitted, and rows and
+    lengths padded to the shapes of an engine that has some.
+    """
     profile = facts.profile
     alone, batched = profile.prepare.p50 * 1e6, profile.prepare.batched * 1e6
+    fixed, per_token = profile.run_cost or (0.0, 0.0)
 
     @cache
     def run(rows: int, length: int) -> float:
-        return profile.ns(rows, length, threads)
+        return profile.ns(_padded(rows, facts.batch_buckets), _padded(length, facts.length_buckets), threads)
+
+    def fitted(rows: int, longest: int) -> float:
+        return fixed + per_token * _padded(rows, facts.batch_buckets) * _padded(longest, facts.length_buckets)
 
     @cache
     def batch(lengths: tuple[int, ...]) -> float:
         if facts.feed != "text" or profile.run_cost is None or len(lengths) == 1:
             computed = run(len(lengths), max(lengths))
         else:
-            computed = sum(run(len(group), lengths[group[-1]]) for group in groups(lengths, run))
+            computed = sum(run(len(group), lengths[group[-1]]) for group in groups(lengths, fitted))
         return factor * (computed + (alone if len(lengths) == 1 else batched * len(lengths)))
 
     def cost(requests: Sequence[Arrived]) -> float:
@@ -58,35 +69,36 @@ def costs(facts: OnnxFacts, threads: int, factor: float) -> Callable[[Sequence[A
     return cost
 
 
+def _padded(size: int, buckets: Sequence[int]) -> int:
+    """The smallest bucket that holds `size`; itself where there are none."""
+    at = bisect_left(buckets, size)
+    return buckets[at] if at < len(buckets) else size
+
+
 def threads_of(cores: int, instances: int) -> int:
     """An instance on the CPU computes with its share of the cores."""
     return max(1, cores // instances)
 
 
 class UnarySearch:
-    """Everything that is fixed about one model; `devices` hold `instances` each."""
+    """Everything that is fixed about one model, on so many `places` alike: cards, or the host once.
 
-    def __init__(
-        self,
-        spec: Spec,
-        name: str,
-        facts: OnnxFacts,
-        chance: str,
-        devices: tuple[str, ...],
-        cores: int,
-        factor: float = 1.0,
-        around: int = 0,
-    ) -> None:
+    `room` in bytes of each; `limited`: executions on a card that it shares are. What it serves names the places by
+    number; see settling.on.
+    """
+
+    def __init__(self, spec: Spec, name: str, facts: OnnxFacts, seat: Seat, fixed: Correction, cores: int) -> None:
         model = spec.models[name]
         assert isinstance(model, OnnxModel)
         self.model, self.facts = model, facts
-        self._name, self._chance, self._devices, self._cores = name, chance, devices, cores
-        self._factor, self._around = factor, around
+        self._name, self._chance, self._seat, self._cores = name, chance(spec.models, name), seat, cores
+        self._fixed = fixed
         self._levels = {tier: at + 1 for at, tier in enumerate(spec.tiers)}
         self._policies = tuple(
             QueuePolicy(tier.queue_timeout, "reject", tier.max_queue) for tier in spec.tiers.values()
         )
         self._scale = 1 + spec.headroom
+        self._found: dict[int, list[Candidate]] = {}
 
     def candidates(self, instances: int) -> list[Candidate]:
         """All ways with so many instances: those that hold at the highest multiple of the rates first, best first.
@@ -94,12 +106,14 @@ class UnarySearch:
         Every largest batch is tried at the rates with headroom, those that hold at twice that, and so on; what else may
         be set is tried for the best of them.
         """
-        delay = self.model.queue_delay or 0
-        found = [self._farthest(Batching(size, instances, delay)) for size in self._sizes()]
-        for one in sorted(found, key=_worth)[:VARIED]:
-            plain = one.served.batching
-            found += [self.tried(batching, max(1, one.reach)) for batching in self._variants(plain)]
-        return sorted(found, key=_worth)
+        if instances not in self._found:
+            delay = self.model.queue_delay or 0
+            found = [self._farthest(Batching(size, instances, delay)) for size in self._sizes()]
+            for one in sorted(found, key=_worth)[:VARIED]:
+                plain = one.served.batching
+                found += [self.tried(batching, max(1, one.reach)) for batching in self._variants(plain)]
+            self._found[instances] = sorted(found, key=_worth)
+        return self._found[instances]
 
     def _farthest(self, batching: Batching) -> Candidate:
         """At the highest power of two times the rates at which it holds."""
@@ -108,36 +122,39 @@ class UnarySearch:
             best, following = following, self.tried(batching, 2 * following.reach)
         return following if following.reach else best
 
-    def counts(self) -> range:
-        """Numbers of instances that may be tried."""
+    def counts(self) -> Sequence[int]:
+        """Numbers of instances that may be tried; the first fits where anything does."""
         if self.model.instances is not None:
-            return range(self.model.instances, self.model.instances + 1)
-        return range(1, (MOST_INSTANCES if self.facts.on_gpu else min(self._cores, MOST_INSTANCES)) + 1)
+            return (self.model.instances,)
+        most = MOST_INSTANCES if self.facts.on_gpu else min(self._cores, MOST_INSTANCES)
+        return [count for count in range(1, most + 1) if count == 1 or count * self.facts.memory <= self._seat.room]
 
     def served(self, batching: Batching) -> Unary:
+        """This way, on the places by their numbers."""
         threads = 0 if self.facts.on_gpu else threads_of(self._cores, batching.instances)
         cached = self.model.response_cache
         return Unary(
             self._name,
             self.model,
             self._chance,
-            self._devices,
+            self._seat.places,
             1.0 if self.facts.on_gpu else float(threads),
             batching,
-            costs(self.facts, threads, self._factor),
+            costs(self.facts, threads, self._fixed.factor),
             self._levels,
-            self._around,
+            self._fixed.around,
             cached.repeats if cached else 0.0,
+            self._seat.limited,
         )
 
     def tried(self, batching: Batching, reach: int) -> Candidate:
         """Simulated with the device for itself at `reach` times the rates with headroom."""
         served, models = self.served(batching), {self._name: self.model}
-        capacity = 1.0 if self.facts.on_gpu else float(self._cores)
-        devices = dict.fromkeys(self._devices, Capacity(capacity))
+        capacity = Capacity(1.0, most=MOST_SHARING) if self.facts.on_gpu else Capacity(float(self._cores))
         sent = load(models, reach * self._scale)
-        left = margin(models, serving.run([served], devices, sent), sent.duration)
-        return Candidate(served, left, self.facts.profile.memory * batching.instances, reach if left >= 0 else 0)
+        seen = joint.run([served], dict.fromkeys(self._seat.places, capacity), sent)
+        left = margin(models, seen, sent.duration)
+        return Candidate(served, left, self.facts.memory * batching.instances, reach if left >= 0 else 0)
 
     def _sizes(self) -> list[int]:
         """1, 2, 4, … and the largest that is allowed."""
@@ -161,7 +178,7 @@ class UnarySearch:
         """
         wanted = any(policy != QueuePolicy() for policy in self._policies)
         leaks = plain.delay > 0 and any(policy.timeout for policy in self._policies)
-        return wanted and plain.instances > 1 and not leaks
+        return wanted and plain.instances * len(self._seat.places) > 1 and not leaks
 
 
 def _worth(one: Candidate) -> tuple[int, float, int, bool, int]:

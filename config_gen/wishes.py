@@ -18,6 +18,12 @@ from decode.executors.gpu_cost import StepWork
 GIB = 2**30
 
 
+MIG = (
+    "hardware.sharing: 'mig' cannot be planned as one repository: a process sees one slice of one card only; give each "
+    "slice a file of its own, as a type with its memory"
+)
+
+
 class PlanError(ValueError):
     """A file that cannot be planned; one line per reason."""
 
@@ -35,6 +41,8 @@ def check(spec: Spec, facts: Mapping[str, Facts], cores: int, card: int, host_me
         else:
             assert isinstance(known, OnnxFacts)
             mistakes += _onnx(name, model, known, cores, card)
+    if spec.hardware.sharing == "mig":
+        mistakes.append(MIG)
     if mistakes:
         raise PlanError("\n".join(mistakes))
 
@@ -45,19 +53,23 @@ def _llm(name: str, model: LlmModel, facts: LlmFacts, memory: int) -> Iterator[s
         yield f"{where}.max_model_len: {model.max_model_len} is not allowed; the model was made for at most " + str(
             facts.max_model_len
         )
-    need = model.max_model_len * facts.kv_bytes_per_token
-    if model.kv_cache_memory is not None and model.kv_cache_memory < need:
+    if facts.on_gpu and not memory:
+        return
+    need = max(model.max_model_len * facts.kv_bytes_per_token, model.kv_cache_memory or 0)
+    least = model.max_model_len * facts.kv_bytes_per_token
+    if model.kv_cache_memory is not None and model.kv_cache_memory < least:
         yield (
             f"{where}.kv_cache_memory: {model.kv_cache_memory / GIB:.2f} GiB hold less than one request of "
-            f"max_model_len {model.max_model_len} ({need / GIB:.2f} GiB at {facts.kv_bytes_per_token} bytes a token); "
+            f"max_model_len {model.max_model_len} ({least / GIB:.2f} GiB at {facts.kv_bytes_per_token} bytes a token); "
             "give more, or a smaller max_model_len"
         )
     usable = memory * (USABLE if facts.on_gpu else 1)
     if memory and facts.weights_memory + need > usable:
         what = "a card" if facts.on_gpu else "the host"
         yield (
-            f"{where}: weights of {facts.weights_memory / GIB:.1f} GiB and KV pages of one request of max_model_len "
-            f"{model.max_model_len} ({need / GIB:.2f} GiB) do not fit the {usable / GIB:.1f} GiB that {what} has for "
+            f"{where}: weights of {facts.weights_memory / GIB:.1f} GiB and KV pages of {need / GIB:.2f} GiB (one of "
+            f"max_model_len {model.max_model_len}: {least / GIB:.2f}) do not fit the {usable / GIB:.1f} GiB that "
+            f"{what} has for "
             "them; take smaller weights or a smaller max_model_len"
         )
     for tier, targets in model.targets.items():
@@ -76,12 +88,22 @@ def _llm(name: str, model: LlmModel, facts: LlmFacts, memory: int) -> Iterator[s
 
 def _onnx(name: str, model: OnnxModel, facts: OnnxFacts, cores: int, card: int) -> Iterator[str]:
     where, profile = f"models.{name}", facts.profile
-    if facts.on_gpu and card and profile.memory > card * USABLE:
+    if facts.on_gpu and not card:
+        yield f"{where}: its engine was built for a card, and hardware.gpus names none; name some, or build it anew"
+        return
+    count, whose = (
+        model.instances or 1,
+        "one instance takes" if not model.instances else f"{model.instances} instances take",
+    )
+    if facts.on_gpu and count * facts.memory > card * USABLE:
         yield (
-            f"{where}: one instance takes {profile.memory / GIB:.1f} GiB, and a card has {card * USABLE / GIB:.1f} GiB "
+            f"{where}: {whose} {count * facts.memory / GIB:.1f} GiB, and a card has {card * USABLE / GIB:.1f} GiB "
             "for it; take a smaller precision or another card"
         )
     threads = 0 if facts.on_gpu else threads_of(cores, 1)
+    for tier, sent in model.traffic.items():
+        if facts.feed == "text" and sent.length is None:
+            yield f"{where}.traffic.{tier}.length: is missing; the model takes texts, which cost by their length"
     for tier, targets in model.targets.items():
         shape = model.traffic.get(tier)
         if shape is not None:

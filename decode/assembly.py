@@ -20,6 +20,7 @@ from decode.text import Tokenizer
 from decode.warm_up import warm_up
 
 KV_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 2}  # per element; pages beside int8 weights hold fp16
+CPU_KV_MEMORY = 2 * 2**30  # bytes, where nothing is said
 DEFAULT_SWAP = 4 * 2**30  # bytes of host memory beside a GPU
 CPU_SWAP_RATE, GPU_SWAP_RATE = 10.0, 20.0  # bytes per ns that copying pages is taken to reach: one core, and PCIe 4
 ACTIVATIONS = 2**30  # bytes kept free on a card for what a step allocates
@@ -67,8 +68,10 @@ def _swap_space(options: ServiceOptions) -> int:
 
 
 def _kv_memory(model: ModelConfig, options: ServiceOptions) -> int:
-    if options.device == "cpu":
+    if options.kv_cache_memory is not None:
         return options.kv_cache_memory
+    if options.device == "cpu":
+        return CPU_KV_MEMORY
     import torch
 
     if not torch.cuda.is_available():

@@ -27,7 +27,7 @@ class ServiceOptions:
     max_num_seqs: int = 32
     max_num_batched_tokens: int = 256
     max_model_len: int | None = None  # None = the model's own limit, at most 4096
-    kv_cache_memory: int = 2 * 2**30  # bytes, on CPU
+    kv_cache_memory: int | None = None  # bytes of KV pages; None = 2 GiB on the CPU, what the next leaves on a card
     gpu_memory_utilization: float = 0.8  # share of the card that weights and KV pages may take
     page_size: int = 16
     watermark: float = 0.01

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from config_gen.planner import Correction
+from config_gen.facts import Correction
 from engines.errors import EngineError
 from engines.stamp import Stamp
 from gapless.errors import UsageError

@@ -19,10 +19,8 @@ from typing import Any
 from rich.console import Console
 
 from config_gen.batching import Batching
-from config_gen.config_text import commented
 from config_gen.plan import ModelPlan, Plan
-from config_gen.repository import CONFIG
-from config_gen.triton_config import config
+from config_gen.repository import Origin, files
 from gapless.batching import row
 from gapless.child import server
 from loadtest.goodput import goodput
@@ -32,6 +30,8 @@ from loadtest.schedule import Part, schedule
 
 SIZES, DELAYS, INSTANCES = (1, 4, 8, 16, 32), (0, 2_000_000, 10_000_000), (1, 2)
 DRAIN = 10 * 10**9  # ns
+LEAST = 0.01  # good requests/s that a comparison counts with where there are none
+ORIGIN = Origin("a bench", "gapless bench plan", "0")
 FINALISTS = 3  # of the grid, that are measured again beside the plan
 NEAR, TIME, WORTH = 0.95, 0.01, 1.3  # asked: of the best of the grid, of its time, over the defaults
 LARGEST = 32  # that engines are built for unless the file says otherwise
@@ -51,16 +51,17 @@ class Bench:
     seed: int
     console: Console
 
-    def measure(self, models: Sequence[ModelPlan], what: str) -> float:
+    def measure(self, plan: Plan, what: str) -> float:
         """Goodput in requests/s of a server of its own."""
         planned = schedule(self.parts, self.duration, self.scale, self.seed)
         with tempfile.TemporaryDirectory(prefix="gapless-") as name:
             folder = Path(name)
-            for model in models:
+            for model in plan.models:
                 (folder / model.name).mkdir()
                 (folder / model.name / "1").symlink_to((self.repository / model.name / "1").resolve())
-                (folder / model.name / CONFIG).write_text(commented(config(model), ()))
-            with server(folder, [model.name for model in models], {}, LOG) as url:
+            for path, text in files(plan, ORIGIN).items():
+                (folder / path).write_text(text)
+            with server(folder, [model.name for model in plan.models], {}, LOG) as url:
                 samples, _ = run_job(Job(url, planned, self.duration, DRAIN))
         found = goodput(samples, {part.name: part.model for part in self.parts}, self.duration)
         self.console.print(f"{what}: {found:.1f} good requests/s", highlight=False)
@@ -76,20 +77,20 @@ def against_grid(bench: Bench, plan: Plan, planning: float) -> list[dict[str, An
     for size, delay, instances in product(SIZES, DELAYS, INSTANCES):
         batching = Batching(size, instances, delay)
         grid[_named(batching)] = replace(model, batching=batching)
-    found = {name: bench.measure([one], name) for name, one in grid.items()}
+    found = {name: bench.measure(replace(plan, models=(one,)), name) for name, one in grid.items()}
     taken = time.perf_counter() - began
     finalists = sorted(found, key=lambda name: -found[name])[:FINALISTS]
     ours, theirs = list[float](), dict[str, list[float]]()
     for _ in range(bench.repeat):
-        ours.append(bench.measure(plan.models, f"the plan ({_named(model.batching)})"))
+        ours.append(bench.measure(plan, f"the plan ({_named(model.batching)})"))
         for name in finalists:
-            theirs.setdefault(name, []).append(bench.measure([grid[name]], name))
+            theirs.setdefault(name, []).append(bench.measure(replace(plan, models=(grid[name],)), name))
     best = max(theirs, key=lambda name: statistics.median(theirs[name]))
     return [
         *(row(f"good requests/s, {name}", [value]) for name, value in sorted(found.items(), key=lambda one: -one[1])),
         row(f"good requests/s again, {best}: the best of {len(grid)}", theirs[best]),
         row(f"good requests/s of the plan, {_named(model.batching)}", ours),
-        row("the plan over the best", [a / b for a, b in zip(ours, theirs[best], strict=True)], least=NEAR),
+        row("the plan over the best", [a / max(b, LEAST) for a, b in zip(ours, theirs[best], strict=True)], least=NEAR),
         row(f"time of planning ({planning:.1f} s) over that of the grid", [planning / taken], most=TIME),
     ]
 
@@ -100,15 +101,15 @@ def _named(batching: Batching) -> str:
 
 def against_defaults(bench: Bench, plan: Plan) -> list[dict[str, Any]]:
     """The plan beside what Triton and the decode loop do when told nothing, under the mixed load."""
-    plain = [_default(model) for model in plan.models]
+    plain = replace(plan, models=tuple(_default(model) for model in plan.models), flags=())
     ours, theirs = list[float](), list[float]()
     for _ in range(bench.repeat):
-        ours.append(bench.measure(plan.models, "the plan"))
+        ours.append(bench.measure(plan, "the plan"))
         theirs.append(bench.measure(plain, "defaults"))
     return [
         row("good requests/s of the plan", ours),
         row("good requests/s of the defaults", theirs),
-        row("the plan over the defaults", [a / b for a, b in zip(ours, theirs, strict=True)], least=WORTH),
+        row("the plan over the defaults", [a / max(b, LEAST) for a, b in zip(ours, theirs, strict=True)], least=WORTH),
     ]
 
 

@@ -8,17 +8,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from config_gen.facts import Facts, LlmFacts, OnnxFacts
+from config_gen.facts import Correction, Facts, LlmFacts, OnnxFacts
 from config_gen.plan import Plan
-from config_gen.planner import Correction, Tell, plan, quiet
-from config_gen.profile import Profile
+from config_gen.planner import Tell, quiet
+from config_gen.plans import plan
+from config_gen.profile import Profile, ProfileError
 from config_gen.spec import LlmModel, OnnxModel, Spec, load
 from decode.assembly import ACTIVATIONS, CPU_SWAP_RATE, GPU_SWAP_RATE, KV_BYTES
-from decode.executors.cost_model import Measured
-from decode.executors.gpu_cost import GpuLaw, ModelShape, gpu_table
-from decode.executors.model_config import ModelConfig
+from decode.executors.cost_model import LawError, Measured
+from decode.executors.gpu_cost import GpuError, GpuLaw, ModelShape, gpu_table
+from decode.executors.model_config import ModelConfig, ModelError
 from decode.options import ServiceOptions
 from engines import tensors
+from engines.errors import EngineError
 from engines.stamp import TENSORRT, Stamp
 from gapless.corrections import read as corrections_of
 from gapless.engine_plan import planned_tensors
@@ -26,6 +28,9 @@ from gapless.errors import UsageError
 from gapless.llm_profile import LAW
 from gapless.parts import REPOSITORY
 
+CONTEXT = 1434 * 2**20  # bytes of a card that a Python instance costs (seen: about 1.4 GiB, server issue 3560)
+WEIGHTS = 2  # times its file: a plan's weights, and what its batches need beside them; an estimate
+ON_CARDS = ("bf16", "fp16")  # weights that are served on a card, and that its table has measurements of
 PROCESS = 600 * 2**20  # bytes of a Python process with torch, before it holds a weight
 
 
@@ -52,11 +57,11 @@ def facts(spec: Spec, sla: Path, repository: Path) -> dict[str, Facts]:
         folder = repository / name / "1"
         try:
             found[name] = _onnx(model, folder) if isinstance(model, OnnxModel) else _llm(spec, model, folder)
-        except ValueError as error:  # of a file that is missing, old or broken: what they all are
-            if not hasattr(error, "exit_status"):
-                raise
+        except (EngineError, ProfileError, LawError, ModelError) as error:
             build = f"gapless build {name} --sla {sla} --profile"
             mistakes.append(f"models.{name}: {error}" + ("" if build in str(error) else f"; run {build}"))
+        except (UsageError, GpuError) as error:
+            mistakes.append(f"models.{name}: {error}")
     if mistakes:
         raise UsageError("\n".join(mistakes))
     return found
@@ -65,23 +70,27 @@ def facts(spec: Spec, sla: Path, repository: Path) -> dict[str, Facts]:
 def _onnx(model: OnnxModel, folder: Path) -> OnnxFacts:
     stamp = Stamp.read(folder)
     if stamp.source != model.source:
-        raise UsageError(f"{folder} holds an engine of {stamp.source}, and the file says {model.source}")
+        raise EngineError(f"{folder} holds an engine of {stamp.source}, and the file says {model.source}")
     if stamp.gate.get("asked") != model.precision:
-        raise UsageError(
+        raise EngineError(
             f"{folder} holds an engine that was asked for in {stamp.gate.get('asked')}, and the file says "
             f"{model.precision}"
         )
     if not stamp.profile:
-        raise UsageError(f"{folder} holds an engine whose latency was not measured")
+        raise EngineError(f"{folder} holds an engine whose latency was not measured")
     profile = Profile.read(folder / stamp.profile, stamp.rebuild)
+    on_gpu = stamp.runtime in TENSORRT
     return OnnxFacts(
         profile,
         planned_tensors(tensors.inputs(stamp)),
         planned_tensors(tensors.outputs(stamp)),
         stamp.feed.kind,
         stamp.max_batch_size,
-        stamp.runtime in TENSORRT,
+        CONTEXT + WEIGHTS * (folder / stamp.file).stat().st_size if on_gpu else profile.memory,
+        on_gpu,
         stamp.feed.size,
+        stamp.batch_buckets,
+        stamp.length_buckets,
     )
 
 
@@ -98,9 +107,9 @@ def _llm(spec: Spec, model: LlmModel, folder: Path) -> LlmFacts:
 def _on_cpu(model: LlmModel, config: ModelConfig, folder: Path) -> LlmFacts:
     found = Measured.read(folder / LAW)
     if not found.cores:
-        raise UsageError(f"{folder / LAW} was not measured on a CPU, which the file's hardware is")
+        raise LawError(f"{folder / LAW} was not measured on a CPU, which the file's hardware is")
     if found.weights != model.weights:
-        raise UsageError(f"{folder / LAW} was measured with {found.weights} weights, and the file says {model.weights}")
+        raise LawError(f"{folder / LAW} was measured with {found.weights} weights, and the file says {model.weights}")
     page = ServiceOptions().page_size * found.kv_bytes_per_token
     return LlmFacts(
         found.law,
@@ -115,7 +124,9 @@ def _on_cpu(model: LlmModel, config: ModelConfig, folder: Path) -> LlmFacts:
 
 
 def _on_card(gpu: str, config: ModelConfig, weights: str) -> LlmFacts:
-    """Raises GpuError for weights that the table of the card has no measurements of."""
+    """Raises GpuError or UsageError for weights that the card has no measurements of, or that are not served there."""
+    if weights not in ON_CARDS:
+        raise UsageError(f"weights: '{weights}' is not served on a card; allowed: {', '.join(ON_CARDS)}")
     table = gpu_table(gpu)
     law = GpuLaw(table, ModelShape.of(config), weights)
     memory = law.memory()

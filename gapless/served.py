@@ -16,7 +16,7 @@ from rich.table import Table
 
 from config_gen.percentiles import percentile
 from decode import bench
-from decode.assembly import build_executor, engine_config
+from decode.assembly import CPU_KV_MEMORY, build_executor, engine_config
 from decode.executors.model_config import ModelConfig
 from decode.options import ServiceOptions
 from decode.workload import Workload
@@ -47,7 +47,7 @@ def compare(
         "max_num_batched_tokens": str(case.max_num_batched_tokens),
         # Whatever the repository was configured for: both ways must be the same engine.
         "max_model_len": str(config.max_model_len),
-        "kv_cache_memory": f"{case.kv_cache_memory >> 20}MiB",
+        "kv_cache_memory": f"{(case.kv_cache_memory or CPU_KV_MEMORY) >> 20}MiB",
         "tiers": json.dumps({tier.name: {} for tier in case.tiers}),
     }
     alone, through = [], []

@@ -10,13 +10,14 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import tritonclient.grpc as triton
 
+from config_gen.facts import Correction
 from config_gen.plan import Plan
-from config_gen.planner import Correction
 from config_gen.spec import LlmModel, Spec
 from gapless.child import launched
 from gapless.commands.loadtest import load_models
@@ -204,6 +205,10 @@ def _expected_gap(done: Round, name: str) -> float | None:
     """Mean ns between two tokens, over the tiers as they sent."""
     [model] = [model for model in done.report.models if model.name == name]
     weights = {summary.tier: len(summary.latencies["itl"].samples) for summary in model.classes}
-    means = {found.tier: found.mean for found in done.plan.expected if found.model == name and found.metric == "itl"}
+    means = {
+        found.tier: found.mean
+        for found in done.plan.expected
+        if found.model == name and found.metric == "itl" and isfinite(found.mean)
+    }
     total = sum(weights[tier] for tier in means if tier in weights)
     return sum(means[tier] * weights[tier] for tier in means if tier in weights) / total if total else None

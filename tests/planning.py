@@ -45,7 +45,7 @@ def profile(
 def engine(**settings: object) -> OnnxFacts:
     """A text encoder with such a profile."""
     made = profile(**settings)  # type: ignore[arg-type]
-    return OnnxFacts(made, TEXT, OUT, "text", 32, on_gpu=made.runtime == "tensorrt")
+    return OnnxFacts(made, TEXT, OUT, "text", 32, made.memory, on_gpu=made.runtime == "tensorrt")
 
 
 def llm(step: float = 12.0, per_token: float = 0.9, cores: int = 2, weights: int = 800, gpu: bool = False) -> LlmFacts:

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning import engine, llm
 
-from config_gen.facts import Facts
+from config_gen.facts import Correction, Facts
 from config_gen.plan import Plan
-from config_gen.planner import Correction, plan
+from config_gen.plans import plan
 from config_gen.spec import parse
 from config_gen.wishes import PlanError
 
@@ -27,7 +27,7 @@ CHAT = """  chat:
     source: wheel:some
     max_model_len: 1024
     targets: {{interactive: {{ttft: {ttft}, itl: {itl}}}}}
-    traffic: {{interactive: {{rate: {rate}/s, prompt: {{median: 60, p95: 200}}, output: {{median: 16, p95: 40}}}}}}
+    traffic: {{interactive: {{rate: {rate}/s, prompt: {{median: 60, p95: 200}}, output: {{median: 8, p95: 20}}}}}}
 """
 EMBED = """  {name}:
     kind: onnx
@@ -106,7 +106,7 @@ def test_one_card_is_not_taken_as_two() -> None:
     assert {model.gpus for model in light.models} == {(0,)}
     heavy = planned(spec(chat(80, "300ms", "40ms"), embed(50), gpus=gpus), **facts)
     assert heavy.held and heavy.cards > 1
-    assert len(heavy.models[0].gpus) == heavy.cards
+    assert len(heavy.models[0].gpus) > 1
 
 
 def test_models_that_share_a_card_fit_it() -> None:
@@ -138,7 +138,7 @@ def test_models_that_share_a_card_fit_it() -> None:
         (
             spec(chat(), gpus="[{type: tiny, memory: 1GiB}]"),
             {"chat": llm(weights=2000, gpu=True)},
-            r"models\.chat: weights of 2\.0 GiB and KV pages of one request .* do not fit the 0\.9 GiB that a card has",
+            r"models\.chat: weights of 2\.0 GiB and KV pages of 0\.04 GiB .* do not fit the 0\.9 GiB that a card has",
         ),
         (
             spec(embed(), gpus="[{type: tiny, memory: 1GiB}]"),

@@ -23,7 +23,7 @@ from config_gen.lint.findings import judge
 from config_gen.lint.repository import read
 from config_gen.model_config import parse
 from config_gen.plan import Plan
-from config_gen.planner import plan
+from config_gen.plans import plan
 from config_gen.spec import parse as parse_spec
 from config_gen.triton_config import config
 from gapless.tritonserver import find_server

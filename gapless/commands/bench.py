@@ -71,8 +71,8 @@ def engine(
             "device": device,
             "threads": str(threads),
             "max_num_batched_tokens": str(max_num_batched_tokens),
-            "kv_cache_memory": kv_cache_memory,
         }
+        | ({"kv_cache_memory": kv_cache_memory} if device == "cpu" else {})
     )
     cases = _cases(base, weights, mode, prefix_cache, numbers)
     console = Console()

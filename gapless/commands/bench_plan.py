@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from config_gen.planner import plan
+from config_gen.plans import plan
 from config_gen.spec import OnnxModel, Spec, SpecError, load
 from gapless import batching, corrections, planbench
 from gapless.commands.loadtest import duration_option

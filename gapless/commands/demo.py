@@ -17,7 +17,7 @@ from rich.console import Console
 from config_gen.facts import Facts
 from config_gen.percentiles import samples_needed
 from config_gen.plan import Plan
-from config_gen.planner import plan
+from config_gen.plans import plan
 from config_gen.spec import LlmModel, Spec, load
 from gapless.child import server
 from gapless.commands.build import build, build_law, build_onnx

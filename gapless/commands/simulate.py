@@ -16,6 +16,7 @@ from rich.progress import Progress
 from config_gen.arrivals import chance
 from config_gen.llm_options import options
 from config_gen.spec import LlmModel, Spec, load
+from decode.assembly import CPU_KV_MEMORY
 from decode.config import EngineConfig, Policy, pages_in
 from decode.executors.cost_model import Law, Measured
 from decode.executors.gpu_cost import GpuLaw, GpuMemory, ModelShape, gpu_table
@@ -126,7 +127,7 @@ def measured(path: Path | None, service: ServiceOptions) -> Machine:
             f"--law: {path} was measured with {found.weights} weights, and the model has {service.weights}; measure it "
             f"with --weights {service.weights}"
         )
-    pages = pages_in(service.kv_cache_memory, service.page_size, found.kv_bytes_per_token)
+    pages = pages_in(service.kv_cache_memory or CPU_KV_MEMORY, service.page_size, found.kv_bytes_per_token)
     told = f"Steps cost what was measured on {found.machine}: {found.told()}"
     return Machine(found.law, service.engine_config(pages, found.max_model_len), told)
 
@@ -136,7 +137,7 @@ def modelled(gpu: str, model_dir: Path, service: ServiceOptions) -> Machine:
     model, table = ModelConfig.read(model_dir), gpu_table(gpu)
     law = GpuLaw(table, ModelShape.of(model), service.weights)
     memory = law.memory()
-    room = memory.tokens(service.gpu_memory_utilization) * memory.kv_per_token
+    room = service.kv_cache_memory or memory.tokens(service.gpu_memory_utilization) * memory.kv_per_token
     pages = pages_in(room, service.page_size, memory.kv_per_token)
     how = "estimated from the datasheet" if table.raw["estimated"] else "put together from measured operators"
     told = f"Steps of a {table.name} are {how}; what the host needs between steps is not in them."

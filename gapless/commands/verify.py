@@ -5,6 +5,7 @@ With --tune what the server showed goes into the next plan, until the targets ar
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any
@@ -75,7 +76,7 @@ def run(
 
 def settings(plan: Plan) -> object:
     """What of a plan a server would see; reasons and predictions may differ."""
-    return [(model.name, model.gpus, model.batching, dict(model.parameters or {})) for model in plan.models]
+    return [replace(model, knobs=(), memory=0) for model in plan.models], [(f.name, f.value) for f in plan.flags]
 
 
 def show(done: Round, console: Console) -> None:
