@@ -61,6 +61,12 @@ class _Model:
     chat_template: str | None
 
 
+def built_from(out: Path) -> str:
+    """The source of what is built in `out`; "" when that is not known."""
+    stamp = _stamp_in(out)
+    return str(stamp["source"]) if stamp is not None else ""
+
+
 def build_llm(
     source: str,
     out: Path,

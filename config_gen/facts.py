@@ -33,7 +33,8 @@ class OnnxFacts:
 
 @dataclass(frozen=True)
 class LlmFacts:
-    """A built LLM on the hardware of the file. Memory in bytes; `told` says where the law comes from."""
+    """A built LLM on the hardware of the file. Memory in bytes; `told` says where the law comes from, `doubt` what
+    speaks against it."""
 
     law: Law
     kv_bytes_per_token: int
@@ -44,6 +45,7 @@ class LlmFacts:
     cores: int = 0  # that a step was measured with, on the CPU
     host_memory: int = 0
     swap_page_time: int = 50_000  # ns to move a page to the host or back
+    doubt: str = ""
 
 
 Facts = OnnxFacts | LlmFacts

@@ -101,9 +101,11 @@ class Expectation:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`expected` holds every tier that sends; `executing` the mean ns of an execution of each batchable model.
+    """`notes` say what to doubt of what it is made from. `expected` holds every tier that sends; `executing` the mean
+    ns of an execution of each batchable model.
 
-    `flags` are those of tritonserver. `advice` is empty when all targets are kept, else what would do, in lines."""
+    `flags` are those of tritonserver. `advice` is empty when all targets are kept, else what would do, in lines.
+    """
 
     models: tuple[ModelPlan, ...]
     predictions: tuple[Prediction, ...]
@@ -112,6 +114,7 @@ class Plan:
     advice: tuple[str, ...] = ()
     expected: tuple[Expectation, ...] = ()
     executing: Mapping[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @property
     def held(self) -> bool:

@@ -40,6 +40,7 @@ def plan(
         () if best.held or not advice else _advice(planner, best, corrections or {}),
         best.expected,
         best.executing,
+        tuple(f"{name}: {known.doubt}" for name, known in facts.items() if isinstance(known, LlmFacts) and known.doubt),
     )
 
 

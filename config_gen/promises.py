@@ -15,7 +15,7 @@ HALF = Fraction(1, 2)
 GROWN, QUICK = 0.03, 200_000_000  # of a load: what is left to do at its end, beyond which a queue grows; at least, ns
 LEAST_GRACE = 30 * 10**9  # ns
 ENOUGH = 4  # times the samples that a percentile needs before it says anything
-FEWEST, MOST = 200, 40_000  # requests of a simulation: of a tier with a target, of all tiers
+FEWEST, MOST = 200, 20_000  # requests of a simulation: of a tier with a target, of all tiers
 LONG = 4  # times as many, at most
 MOST_TOKENS = 60_000  # output tokens of a simulation: a step takes longer to simulate than a request
 

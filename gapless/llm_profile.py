@@ -41,6 +41,7 @@ LOAD = 0.7  # of what the machine served, that the run which checks the law brin
 PLAIN = LlmTraffic.model_construct(  # of a model that nothing is sent to
     rate=1.0, prompt=Lengths(median=64, p95=256), output=Lengths(median=24, p95=64), shared_prefix=64
 )
+POOR = 0.1  # median error of a law beyond which it says little: it is measured again when a build is asked for
 EVER = 10**18  # ns
 
 
@@ -49,13 +50,19 @@ def profile(
 ) -> tuple[Measured, bool]:
     """The law of the model built in `out`, and whether it was there already.
 
-    Measured again when the build, the weights or the machine changed. Raises FitError, ConfigError or UsageError.
+    Measured again when the build, the weights or the machine changed, or what is there is POOR.
+
+    Raises FitError, ConfigError or UsageError.
     """
     built = hashlib.sha256((out / STAMP).read_bytes()).hexdigest()[:16]
     path, weights = out / LAW, model.weights
     with locked(out):
         known = None if force else _known(path)
-        if known and (known.built, known.weights, known.machine) == (built, weights, describe()):
+        if (
+            known
+            and known.law.fit.median <= POOR
+            and (known.built, known.weights, known.machine) == (built, weights, describe())
+        ):
             return known, True
         found = replace(
             _measured(model, out, device, tell),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from math import isfinite
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from config_gen.plan import Plan
+from config_gen.plan import Plan, Prediction
 from config_gen.quantity import show_duration, show_percentile
 from config_gen.serve_args import flags
 
@@ -17,21 +19,26 @@ LONGEST = 40  # characters of a value that is shown
 
 
 def show(plan: Plan, console: Console) -> None:
-    """Promises, settings with reasons, and what would do where a promise is missed."""
-    console.print(promises(plan))
+    """Model by model what is promised and what it gets, settings with reasons; what would do where one is missed."""
     for model in plan.models:
-        where = f"cards {', '.join(map(str, model.gpus))}" if model.gpus else "the CPU"
-        console.print(f"\n{model.name} on {where}, {model.memory / 2**30:.2f} GiB", style="bold", highlight=False)
+        cards = ", ".join(map(str, model.gpus))
+        where = f"card{'s' if len(model.gpus) > 1 else ''} {cards}" if cards else "the CPU"
+        console.print(f"{model.name} on {where}, {model.memory / 2**30:.2f} GiB", style="bold", highlight=False)
+        if mine := [found for found in plan.predictions if found.model == model.name]:
+            console.print(promises(mine), "", sep="\n")
         for knob in model.knobs:
             value = knob.value if len(knob.value) <= LONGEST else "…"
             console.print(f"  {knob.name} {value}".rstrip(), end=": ", style="cyan", highlight=False, soft_wrap=True)
             console.print(knob.reason, highlight=False, soft_wrap=True)
+        console.print()
+    for note in plan.notes:
+        console.print(note, style="yellow", highlight=False, soft_wrap=True)
     if plan.held:
-        console.print(f"\nEvery target is kept on {_hardware(plan)}.")
+        console.print(f"Every target is kept on {_hardware(plan)}.", style="bold green")
     else:
-        console.print(f"\nNo plan keeps every target; this one on {_hardware(plan)} comes nearest. What would do:")
-        for line in plan.advice or ("nothing that was tried: less traffic, looser targets, smaller weights, more",):
-            console.print(f"  {line}", highlight=False)
+        console.print(f"No plan keeps every target; this one on {_hardware(plan)} comes nearest. What would do:")
+        for line in plan.advice or ("nothing that was tried",):
+            console.print(f"  {line}", highlight=False, soft_wrap=True)
 
 
 def missed(plan: Plan) -> list[str]:
@@ -45,23 +52,22 @@ def missed(plan: Plan) -> list[str]:
     ] + list(plan.advice)
 
 
-def promises(plan: Plan) -> Table:
-    """A line for each target."""
+def promises(predictions: Sequence[Prediction]) -> Table:
+    """A line for each target of one model, and below it what most of the time goes to."""
     table = Table(box=None, pad_edge=False)
-    for name in ("model", "tier", "target", "predicted", "with headroom", "margin", "", "most of it"):
-        right = name in ("predicted", "with headroom", "margin")
-        table.add_column(name, justify="right" if right else "left", no_wrap=name != "most of it")
-    for found in plan.predictions:
+    for name in ("  tier", "target", "predicted", "headroom", "margin", ""):
+        right = name in ("predicted", "headroom", "margin")
+        table.add_column(name, justify="right" if right else "left", no_wrap=True)
+    for found in predictions:
         table.add_row(
-            found.model,
-            found.tier,
-            f"{found.metric} {show_percentile(found.q)} ≤ {show_duration(found.target)}",
+            f"  {found.tier}",
+            f"{found.metric.upper()} {show_percentile(found.q)} ≤ {show_duration(found.target)}",
             show_duration(found.predicted),
             show_duration(found.stressed),
             f"{found.margin:.0%}" if isfinite(found.margin) else "-∞",
             "kept" if found.held else "MISSED",
-            found.binding,
         )
+        table.add_row("", Text(found.binding, style="dim"))
     return table
 
 
@@ -91,6 +97,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "models": {model.name: asdict(model) for model in plan.models},
         "flags": [asdict(flag) for flag in flags(plan)],
         "advice": list(plan.advice),
+        "notes": list(plan.notes),
     }
 
 

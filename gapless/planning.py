@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from builders.llm import built_from
 from config_gen.facts import Correction, Facts, LlmFacts, OnnxFacts
 from config_gen.plan import Plan
 from config_gen.planner import Tell, quiet
@@ -25,9 +26,13 @@ from engines.stamp import TENSORRT, Stamp
 from gapless.corrections import read as corrections_of
 from gapless.engine_plan import planned_tensors
 from gapless.errors import UsageError
-from gapless.llm_profile import LAW
+from gapless.llm_profile import LAW, POOR
 from gapless.parts import REPOSITORY
 
+DOUBT = (
+    "its law of a step is off by {:.0%} at the median, as of a machine that was busy; build it with --profile again on "
+    "an idle one, or let `gapless verify --tune` correct it"
+)
 CONTEXT = 1434 * 2**20  # bytes of a card that a Python instance costs (seen: about 1.4 GiB, server issue 3560)
 WEIGHTS = 2  # times its file: a plan's weights, and what its batches need beside them; an estimate
 ON_CARDS = ("bf16", "fp16")  # weights that are served on a card, and that its table has measurements of
@@ -96,6 +101,8 @@ def _onnx(model: OnnxModel, folder: Path) -> OnnxFacts:
 
 def _llm(spec: Spec, model: LlmModel, folder: Path) -> LlmFacts:
     config = ModelConfig.read(folder)
+    if (source := built_from(folder)) != model.source:
+        raise EngineError(f"{folder} holds a model of {source}, and the file says {model.source}")
     if not spec.hardware.gpus:
         return _on_cpu(model, config, folder)
     types = {gpu.type for gpu in spec.hardware.gpus}
@@ -120,6 +127,7 @@ def _on_cpu(model: LlmModel, config: ModelConfig, folder: Path) -> LlmFacts:
         cores=found.cores,
         host_memory=found.host_memory,
         swap_page_time=max(1, int(page / CPU_SWAP_RATE)),
+        doubt=DOUBT.format(found.law.fit.median) if found.law.fit.median > POOR else "",
     )
 
 

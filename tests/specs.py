@@ -52,9 +52,9 @@ def cpu_specs() -> list[tuple[Spec, dict[str, Facts]]]:
 
 
 def gpu_specs() -> list[tuple[Spec, dict[str, Facts]]]:
-    """Files with cards, of every way to share them."""
+    """Files with cards, of every way to share them that one server can do."""
     found = []
-    for at, sharing in enumerate(("auto", "mps", "mig", "time-slice", "in-process")):
+    for at, sharing in enumerate(("auto", "mps", "time-slice", "in-process")):
         models = EMBED.format(name=f"e{at}", more="", e2e="100ms", rate=50, batch="")
         models += EMBED.format(name=f"f{at}", more="\n    instances: 3", e2e="100ms", rate=20, batch="")
         models += CHAT.format(name=f"c{at}", more="", rate=2)

@@ -146,12 +146,12 @@ def test_a_damaged_source_is_refused_and_nothing_changes(case: str, pristine: Pa
     change, message = REFUSED[case]
     out = tmp_path / "out"
     shutil.copytree(pristine / "hf", tmp_path / "hf")
-    build(f"hf:{tmp_path / 'hf'}", out)
-    (out / "model.py").write_text("# kept\n")
+    build("chat", f"hf:{tmp_path / 'hf'}", out)
+    (out / "notes.txt").write_text("kept")
     before = snapshot(out)
     change(tmp_path / "hf")
     with pytest.raises(BuildError) as refused:
-        build(f"hf:{tmp_path / 'hf'}", out)
+        build("chat", f"hf:{tmp_path / 'hf'}", out)
     assert message in str(refused.value)
     assert str(tmp_path / "hf") in str(refused.value)
     assert "\n" not in str(refused.value) and len(str(refused.value)) <= 600

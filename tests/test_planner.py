@@ -104,7 +104,7 @@ def test_one_card_is_not_taken_as_two() -> None:
     light = planned(spec(chat(2), embed(50), gpus=gpus), **facts)
     assert light.held and light.cards == 1
     assert {model.gpus for model in light.models} == {(0,)}
-    heavy = planned(spec(chat(80, "300ms", "40ms"), embed(50), gpus=gpus), **facts)
+    heavy = planned(spec(chat(300, "300ms", "40ms"), embed(50), gpus=gpus), **facts)
     assert heavy.held and heavy.cards > 1
     assert len(heavy.models[0].gpus) > 1
 
@@ -160,6 +160,65 @@ def test_models_that_share_a_card_fit_it() -> None:
 def test_what_cannot_be_is_refused_with_its_numbers(text: str, facts: Mapping[str, Facts], told: str) -> None:
     with pytest.raises(PlanError, match=told):
         planned(text, **facts)
+
+
+def test_slices_of_a_card_are_refused_for_what_they_are() -> None:
+    with pytest.raises(PlanError, match=r"hardware\.sharing: 'mig' cannot be planned as one repository: "):
+        planned(spec(embed(), gpus="[{type: a100-80gb}]", sharing="mig"), embed=engine(gpu=True))
+
+
+def test_an_engine_for_a_card_needs_one() -> None:
+    with pytest.raises(
+        PlanError, match=r"models\.embed: its engine was built for a card, and hardware\.gpus"
+    ):
+        planned(spec(embed()), embed=engine(gpu=True))
+
+
+def test_models_without_traffic_or_targets_are_served_all_the_same() -> None:
+    silent = "  embed: {kind: onnx, source: wheel:other}\n  chat: {kind: llm, source: wheel:some, max_model_len: 512}\n"
+    found = planned(spec(silent), embed=engine(), chat=llm())
+    assert found.held and not found.predictions and [model.name for model in found.models] == ["embed", "chat"]
+
+
+def test_the_memory_of_the_host_is_shared_by_all_that_it_holds() -> None:
+    small = spec(chat(), embed()).replace("cores: 2", "cores: 2, memory: 1GiB")
+    with pytest.raises(PlanError, match=r"hardware\.memory: the models on the host take 1\.\d+ GiB \(chat .*, embed"):
+        planned(small, chat=llm(), embed=engine())
+
+
+def test_a_pinned_budget_holds_and_no_more_sequences_than_it() -> None:
+    pinned = chat().replace("source:", "max_num_batched_tokens: 16\n    source:")
+    [model] = planned(spec(pinned), chat=llm()).models
+    assert model.parameters is not None and model.parameters["max_num_batched_tokens"] == "16"
+    assert int(model.parameters["max_num_seqs"]) <= 16
+
+
+def test_a_rare_tier_is_judged_as_well() -> None:
+    rare = (
+        embed(200)
+        .replace("traffic: {", "traffic: {batch: {rate: 100/s, length: {median: 40, p95: 128}}, ")
+        .replace("interactive: {rate: 200/s", "interactive: {rate: 1/h")
+    )
+    [found] = planned(spec(rare), embed=engine()).predictions
+    assert found.predicted > 1.5e6  # a run alone takes that
+
+
+def test_a_slow_model_with_a_lax_target_is_not_taken_for_overloaded() -> None:
+    slow = planned(spec(embed(3, "20s")), embed=engine(fixed=2500.0))
+    assert slow.held
+
+
+@pytest.mark.parametrize("itl", ["60ms", "120ms", "240ms"])
+def test_more_load_on_an_llm_never_costs_less(itl: str) -> None:
+    costs = [memory(planned(spec(chat(rate, "900ms", itl)), chat=llm())) for rate in (0.5, 1, 2)]
+    assert costs == sorted(costs)
+
+
+def test_an_llm_on_fewer_cores_than_it_was_measured_on_is_slower_and_told_so() -> None:
+    two = planned(spec(chat(0.5)), chat=llm(cores=4))
+    four = planned(spec(chat(0.5), cores=4), chat=llm(cores=4))
+    assert two.models[0].parameters is not None and two.models[0].parameters["threads"] == "2"
+    assert two.predictions[1].predicted > 1.5 * four.predictions[1].predicted
 
 
 def test_all_that_cannot_be_is_told_at_once() -> None:

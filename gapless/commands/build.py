@@ -171,7 +171,7 @@ def _llm(name: str, source: str, out: Path, force: bool) -> dict[str, Any]:
 
 def build_law(name: str, model: LlmModel, spec: Spec, out: Path, *, force: bool = False) -> dict[str, Any] | None:
     """Measure what a step costs and tell; None where the file means other hardware than this machine has."""
-    from gapless.llm_profile import LAW, profile  # needs torch
+    from gapless.llm_profile import LAW, POOR, profile  # needs torch
 
     device = _device(spec)
     if device is None:
@@ -185,6 +185,9 @@ def build_law(name: str, model: LlmModel, spec: Spec, out: Path, *, force: bool 
         found, known = profile(model, out, device=device, force=force, tell=bar)
     state = "up to date" if known else f"written to {out / LAW}"
     Console().print(f"{name}: law of a step, {state}: {found.told()}\n", highlight=False)
+    if found.law.fit.median > POOR:
+        told = f"{name}: that is too far off for a plan; is the machine busy? Build it again when it is idle.\n"
+        Console().print(told, style="bold yellow", highlight=False)
     return {"file": LAW, "up_to_date": known, "fit": found.law.fit._asdict(), "run": found.run._asdict()}
 
 

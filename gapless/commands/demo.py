@@ -52,16 +52,19 @@ def run(
     check_outputs(samples=samples, json=json_file)
     spec = load(sla)
     parts = built(console, spec, sla)
-    times, plan = farthest(console, spec, facts(spec, sla, REPOSITORY))
-    generate_repository(plan, REPOSITORY, sla)
+    times, chosen = farthest(console, spec, facts(spec, sla, REPOSITORY))
+    generate_repository(chosen, REPOSITORY, sla)
     console.print("Starting the server …")
     with server(REPOSITORY, list(spec.models), {}, LOG) as url:
         sustained, scale = fit(console, url, parts, seed)
         duration = duration or long_enough(parts, scale, seed)
         console.print(f"Loading it for {duration / 1e9:g} s …", highlight=False)
         result = load_models(parts, url, duration, scale, seed, samples)
+    planned_for = f"Settings planned for {times:g} times the declared rates"
+    if not chosen.held:
+        planned_for = "By prediction no plan keeps every target at the declared rates; the nearest was loaded"
     note = (
-        f"Settings planned for {times:g} times the declared rates. Capacity measured: {sustained:.2f} requests/s of "
+        f"{planned_for}. Capacity measured: {sustained:.2f} requests/s of "
         f"this mix. Declared rates scaled by {scale:.2f}, to {SHARE:.0%} of it."
     )
     console.print()

@@ -29,7 +29,10 @@ def run(
     ] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the plan and the files as JSON.")] = None,
 ) -> None:
-    """Write config.pbtxt for each model and the launch flags. Exit 1 when a target would be missed, 2 on bad input."""
+    """Write config.pbtxt for each model and the launch flags.
+
+    Exit 1 when a target would be missed, and nothing is written then; 2 on bad input.
+    """
     check_outputs(json=json_file)
     plan = planned(sla, out)
     wanted = pending(plan, out, sla)
@@ -47,7 +50,7 @@ def run(
     changed = [] if diff or refused else [str(change.path) for change in wanted]
     paths = {"pending": [str(change.path) for change in wanted], "written": changed}
     write_json(json_file, as_json(plan) | paths)
-    raise typer.Exit(1 if refused or (diff and wanted) else 0)
+    raise typer.Exit(bool(wanted) if diff else refused)
 
 
 def told(plan: Plan, out: Path, wanted: list[Change]) -> list[str]:
