@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from config_gen import serving
 from config_gen.arrivals import arrivals
 from config_gen.facts import LlmFacts
 from config_gen.llm_options import options
+from config_gen.needs import PARTLY, in_steps
 from config_gen.promises import load, margin
 from config_gen.serving import Capacity, Decoding
 from config_gen.spec import LlmModel, Spec
@@ -26,8 +28,8 @@ FIRST_SEQS = 32
 REACHES = (2, 4)  # times the rates with headroom
 EFFORT = 0.34  # of a search's simulations, in requests, beside the last one
 ROOM = 1.25  # times the pages that were in use at most: what a busier moment may need
-STEP = 64 * 2**20  # KV memory is given in whole steps of this
 MIB = 2**20
+MINUTES, DRAWN = 10, 50_000  # of traffic, in which the longest request is looked for; requests at most
 SWAP = "4GiB"  # of the host beside a card, for pages of requests that made room; on the CPU they are there already
 
 
@@ -88,8 +90,9 @@ class LlmSearch:
         number of sequences, there.
         """
         kv = self._most_memory()
-        seqs = self.model.max_num_seqs or FIRST_SEQS
-        budgets = [self.model.max_num_batched_tokens] if self.model.max_num_batched_tokens else BUDGETS
+        pinned = self.model.max_num_batched_tokens
+        seqs = self.model.max_num_seqs or min(FIRST_SEQS, pinned or FIRST_SEQS)
+        budgets = [pinned] if pinned else BUDGETS
         found = [self.tried(seqs, budget, kv) for budget in budgets if budget >= seqs] or [self.tried(seqs, seqs, kv)]
         best = max(found, key=_worth)
         budget = best.served.config.max_num_batched_tokens
@@ -99,7 +102,8 @@ class LlmSearch:
         found.append(best)
         if self.model.max_num_seqs is None:
             reach = max(1, best.reach)
-            found += [self.tried(other, max(budget, other), kv, reach) for other in SEQS if other != seqs]
+            others = [other for other in SEQS if other != seqs and other <= (pinned or other)]
+            found += [self.tried(other, max(budget, other), kv, reach) for other in others]
         ordered = sorted(found, key=_worth, reverse=True)
         return [self._shrunk(ordered[0]), *ordered[1:]]
 
@@ -154,7 +158,7 @@ class LlmSearch:
     @property
     def least_memory(self) -> int:
         """Bytes of KV pages without which one request of the largest length does not run."""
-        return (self.model.max_model_len + 16) * self.facts.kv_bytes_per_token
+        return (self.model.max_model_len + PARTLY) * self.facts.kv_bytes_per_token
 
     @property
     def _capacity(self) -> float:
@@ -166,14 +170,12 @@ class LlmSearch:
             return self.model.kv_cache_memory
         seqs = self.model.max_num_seqs or max(SEQS)
         wanted = max(self.least_memory, seqs * self._typical() * self.facts.kv_bytes_per_token)
-        return _in_steps(min(max(wanted, self.least_memory), self._room), down=wanted > self._room)
+        return in_steps(min(max(wanted, self.least_memory), self._room), down=wanted > self._room)
 
     def _typical(self) -> int:
         """Tokens of a long request of this traffic: the 95th of a hundred, of each tier, the longest tier's."""
-        return max(
-            min(shape.shared_prefix + shape.prompt.p95 + shape.output.p95, self.model.max_model_len)
-            for shape in self.model.traffic.values()
-        )
+        found = (shape.shared_prefix + shape.prompt.p95 + shape.output.p95 for shape in self.model.traffic.values())
+        return min(max(found, default=self.model.max_model_len), self.model.max_model_len)
 
     def _shrunk(self, best: LlmCandidate) -> LlmCandidate:
         """The same with as little KV memory as keeps what it keeps."""
@@ -181,28 +183,25 @@ class LlmSearch:
             return best
         config = best.served.config
         seqs, budget = config.max_num_seqs, config.max_num_batched_tokens
-        small = _in_steps(max(self.least_memory, int(best.kv_memory * best.pages_peak * ROOM)))
+        small = in_steps(max(self.least_memory, int(best.kv_memory * best.pages_peak * ROOM)))
         while small < best.kv_memory:
             found = self.tried(seqs, budget, small)
             if found.margin >= min(best.margin, 0.0) and (found.margin >= 0 or found.margin >= best.margin):
                 return found
-            small = _in_steps(2 * small)
+            small = in_steps(2 * small)
         return best
 
 
-def longest_request(spec: Spec, name: str, seconds: int = 600) -> int:
-    """Tokens of the longest request that this traffic draws in ten minutes."""
+def longest_request(spec: Spec, name: str) -> tuple[int, int]:
+    """Tokens of the longest request that this traffic draws in ten minutes, or of DRAWN, and of how many."""
     model = spec.models[name]
     assert isinstance(model, LlmModel)
-    drawn = arrivals(model.traffic, seconds * 10**9, 1.0, 0, model.max_model_len)
-    return max((one.shared + one.own + one.output for one in drawn), default=0)
+    drawn = islice(arrivals(model.traffic, MINUTES * 60 * 10**9, 1.0, 0, model.max_model_len), DRAWN)
+    lengths = [one.shared + one.own + one.output for one in drawn]
+    return max(lengths, default=0), len(lengths)
 
 
 def _worth(one: LlmCandidate) -> tuple[int, float, int, int]:
     """Farthest reach, best margin to a hundredth there, of equals the fewest sequences and the smallest steps."""
     config = one.served.config
     return one.reach, round(one.margin, 2), -config.max_num_seqs, -config.max_num_batched_tokens
-
-
-def _in_steps(memory: int, down: bool = False) -> int:
-    return max(1, memory // STEP if down else -(-memory // STEP)) * STEP

@@ -12,7 +12,8 @@ from config_gen.advice import advise
 from config_gen.arrivals import chance
 from config_gen.facts import Facts, LlmFacts
 from config_gen.llm_search import LlmSearch
-from config_gen.placing import MOST_SHARING, DoesNotFitError, Need, place, slice_of
+from config_gen.needs import need, room
+from config_gen.placing import MOST_SHARING, USABLE, DoesNotFitError, place, slice_of
 from config_gen.plan import Expectation, Knob, ModelPlan, Plan, Prediction
 from config_gen.predicting import expect, predict
 from config_gen.reasons import model_plan
@@ -23,6 +24,7 @@ from config_gen.unary_search import UnarySearch
 from config_gen.wishes import PlanError, check
 
 SWITCH = 4_000_000  # ns: processes that share a card by time slices pay 3 to 5 ms to change context (field report)
+EVER = 2**60  # bytes of a host that nobody measured
 Tell = Callable[[str, float], None]
 
 
@@ -75,6 +77,7 @@ class Planner:
         self.host = spec.hardware.memory or max((_host_memory(known) for known in facts.values()), default=0)
         check(spec, facts, self.cores, self.card, self.host)
         self._on_cards = [name for name in spec.models if facts[name].on_gpu]
+        self._needs = {name: need(spec, facts, name) for name in spec.models}
 
     def attempts(self, fewest: int = 1) -> Iterator[Attempt]:
         """On as few cards as possible first, until one holds; each is the best on its number of cards.
@@ -116,7 +119,7 @@ class Planner:
 
     def _placed(self, cards: int, replicas: Mapping[str, int]) -> Attempt:
         sharing = self.spec.hardware.sharing
-        needs = {name: self._need(name) for name in self._on_cards}
+        needs = {name: self._needs[name] for name in self._on_cards}
         seats = dict.fromkeys(self.spec.models, ()) | (
             place(needs, replicas, cards, self.card, sharing == "in-process") if needs else {}
         )
@@ -155,37 +158,33 @@ class Planner:
         devices = {HOST: Capacity(float(self.cores))}
         searches: dict[str, Search] = {}
         for name, cards in seats.items():
-            fixed, factor, room = self._corrections.get(name, Correction()), 1.0, self.host
+            fixed, factor = self._corrections.get(name, Correction()), 1.0
+            beside = [other for other, theirs in seats.items() if set(theirs) & set(cards) or not (theirs or cards)]
+            left = room(name, self._needs, beside, self.host or EVER)
             names: tuple[str, ...] = (HOST,)
             if cards:
-                compute, memory = self._share(max(sharers[card] for card in cards))
-                factor, room = 1 / compute, int(self.card * memory)
                 apart = self.spec.hardware.sharing == "mig"
+                compute, memory = slice_of(max(sharers[card] for card in cards)) if apart else (1.0, 1.0)
+                usable = int(self.card * memory * USABLE)
+                if apart and self._needs[name].memory > usable:
+                    raise DoesNotFitError(
+                        f"models.{name}: needs {self._needs[name].memory / 2**30:.1f} GiB, and an instance of MIG with "
+                        f"{memory:.0%} of a card has {usable / 2**30:.1f} GiB"
+                    )
+                factor, left = 1 / compute, room(name, self._needs, () if apart else beside, usable)
                 names = tuple(f"card {card}{f'/{name}' if apart else ''}" for card in cards)
                 switch = float(SWITCH) if self.spec.hardware.sharing == "time-slice" else 0.0
                 devices |= dict.fromkeys(names, Capacity(1.0, switch, MOST_SHARING))
-            searches[name] = self._search(name, names, room, factor * fixed.factor, fixed.around)
+            searches[name] = self._search(name, names, left, factor * fixed.factor, fixed.around)
         return searches, devices
 
     def _search(self, name: str, devices: tuple[str, ...], room: int, factor: float, around: int) -> Search:
         known, stream = self.facts[name], chance(self.spec.models, name)
         if isinstance(known, LlmFacts):
+            if not known.on_gpu:  # on fewer cores than it was measured on, a step may take as many times longer
+                factor *= max(1.0, known.cores / self.cores)
             return LlmSearch(self.spec, name, known, stream, devices, self.cores, room, factor, around)
-        return UnarySearch(self.spec, name, known, stream, devices, self.cores, factor, around)
-
-    def _share(self, sharers: int) -> tuple[float, float]:
-        """Compute and memory of a card that a model on it can count on. Only MIG divides; the rest is simulated."""
-        if self.spec.hardware.sharing == "mig":
-            return slice_of(sharers)
-        return 1.0, 1.0 / sharers
-
-    def _need(self, name: str) -> Need:
-        known, model = self.facts[name], self.spec.models[name]
-        if isinstance(known, LlmFacts):
-            assert model.kind == "llm"
-            rate = sum(shape.rate * (shape.prompt.median + 4 * shape.output.median) for shape in model.traffic.values())
-            return Need(known.weights_memory + model.max_model_len * known.kv_bytes_per_token, rate)
-        return Need(known.profile.memory, sum(shape.rate for shape in model.traffic.values()))
+        return UnarySearch(self.spec, name, known, stream, devices, self.cores, factor, around, room)
 
 
 def plan(

@@ -81,6 +81,8 @@ def load(models: Mapping[str, LlmModel | OnnxModel], scale: float, effort: float
             if tier in model.targets:
                 needed = max(FEWEST, ENOUGH * samples_needed(model.targets[tier].at)) * effort
                 wanted = max(wanted, needed / shape.rate)
-    wanted = wanted or FEWEST * effort / max(total, 1e-9)
+    if not total:
+        return Load(int(1e9 / scale), scale, seed, grace(models))
+    wanted = wanted or FEWEST * effort / total
     seconds = min(wanted, MOST * effort / total, MOST_TOKENS * effort / tokens if tokens else wanted)
     return Load(int(seconds / scale * 1e9), scale, seed, grace(models))

@@ -63,10 +63,12 @@ def _llm_knobs(
     cards: tuple[int, ...],
 ) -> Iterator[Knob]:
     config = choice.served.config
+    longest, of = longest_request(spec, name)
     why = {
         "weights": f"from the file; a step costs what was {facts.told}",
-        "max_model_len": f"from the file; the longest request of ten minutes of this traffic has "
-        f"{longest_request(spec, name)} tokens",
+        "max_model_len": f"from the file; the longest of {of} requests of this traffic has {longest} tokens"
+        if of
+        else "from the file",
         "tiers": "weights, bounds and targets of the file: the scheduler keeps to them from step to step",
         "max_num_seqs": _pinned(model.max_num_seqs) or "the fewest of those tried that leave as much of the targets",
         "max_num_batched_tokens": _pinned(model.max_num_batched_tokens)

@@ -64,7 +64,7 @@ def threads_of(cores: int, instances: int) -> int:
 
 
 class UnarySearch:
-    """Everything that is fixed about one model; `devices` hold `instances` each."""
+    """Everything that is fixed about one model; `devices` hold `instances` each, with `room` bytes, 0: any number."""
 
     def __init__(
         self,
@@ -76,12 +76,13 @@ class UnarySearch:
         cores: int,
         factor: float = 1.0,
         around: int = 0,
+        room: int = 0,
     ) -> None:
         model = spec.models[name]
         assert isinstance(model, OnnxModel)
         self.model, self.facts = model, facts
         self._name, self._chance, self._devices, self._cores = name, chance, devices, cores
-        self._factor, self._around = factor, around
+        self._factor, self._around, self._room = factor, around, room
         self._levels = {tier: at + 1 for at, tier in enumerate(spec.tiers)}
         self._policies = tuple(
             QueuePolicy(tier.queue_timeout, "reject", tier.max_queue) for tier in spec.tiers.values()
@@ -112,7 +113,10 @@ class UnarySearch:
         """Numbers of instances that may be tried."""
         if self.model.instances is not None:
             return range(self.model.instances, self.model.instances + 1)
-        return range(1, (MOST_INSTANCES if self.facts.on_gpu else min(self._cores, MOST_INSTANCES)) + 1)
+        most = MOST_INSTANCES if self.facts.on_gpu else min(self._cores, MOST_INSTANCES)
+        if self._room and self.facts.profile.memory:
+            most = min(most, self._room // self.facts.profile.memory)
+        return range(1, max(1, most) + 1)
 
     def served(self, batching: Batching) -> Unary:
         threads = 0 if self.facts.on_gpu else threads_of(self._cores, batching.instances)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
+from math import floor
 
 from config_gen.facts import Facts, LlmFacts, OnnxFacts
+from config_gen.needs import need
 from config_gen.placing import USABLE
 from config_gen.quantity import show_duration
 from config_gen.spec import LlmModel, OnnxModel, Spec
@@ -35,8 +37,26 @@ def check(spec: Spec, facts: Mapping[str, Facts], cores: int, card: int, host_me
         else:
             assert isinstance(known, OnnxFacts)
             mistakes += _onnx(name, model, known, cores, card)
+    if not mistakes:
+        mistakes += _together(spec, facts, host_memory)
     if mistakes:
         raise PlanError("\n".join(mistakes))
+
+
+def _together(spec: Spec, facts: Mapping[str, Facts], memory: int) -> Iterator[str]:
+    """What is on the host side by side must fit it."""
+    on_host = {name: need(spec, facts, name).memory for name in spec.models if not facts[name].on_gpu}
+    for name, model in spec.models.items():
+        if isinstance(model, LlmModel):
+            on_host[f"swap_space of {name}"] = model.swap_space or 0
+        elif model.response_cache is not None:
+            on_host[f"response_cache of {name}"] = model.response_cache.size
+    if memory and (wanted := sum(on_host.values())) > memory:
+        parts = [f"{name} {size / GIB:.2f}" for name, size in on_host.items() if size]
+        yield (
+            f"hardware.memory: the models take at least {wanted / GIB:.2f} GiB of the host ({', '.join(parts)}), and "
+            f"it has {memory / GIB:.2f} GiB; give more, or take smaller models, smaller max_model_len, fewer instances"
+        )
 
 
 def _llm(name: str, model: LlmModel, facts: LlmFacts, memory: int) -> Iterator[str]:
@@ -45,20 +65,25 @@ def _llm(name: str, model: LlmModel, facts: LlmFacts, memory: int) -> Iterator[s
         yield f"{where}.max_model_len: {model.max_model_len} is not allowed; the model was made for at most " + str(
             facts.max_model_len
         )
-    need = model.max_model_len * facts.kv_bytes_per_token
-    if model.kv_cache_memory is not None and model.kv_cache_memory < need:
+    one = model.max_model_len * facts.kv_bytes_per_token
+    usable, what = memory * (USABLE if facts.on_gpu else 1), "a card" if facts.on_gpu else "the host"
+    if model.kv_cache_memory is not None and model.kv_cache_memory < one:
         yield (
             f"{where}.kv_cache_memory: {model.kv_cache_memory / GIB:.2f} GiB hold less than one request of "
-            f"max_model_len {model.max_model_len} ({need / GIB:.2f} GiB at {facts.kv_bytes_per_token} bytes a token); "
+            f"max_model_len {model.max_model_len} ({one / GIB:.2f} GiB at {facts.kv_bytes_per_token} bytes a token); "
             "give more, or a smaller max_model_len"
         )
-    usable = memory * (USABLE if facts.on_gpu else 1)
-    if memory and facts.weights_memory + need > usable:
-        what = "a card" if facts.on_gpu else "the host"
+    if memory and facts.weights_memory + one > usable:
         yield (
             f"{where}: weights of {facts.weights_memory / GIB:.1f} GiB and KV pages of one request of max_model_len "
-            f"{model.max_model_len} ({need / GIB:.2f} GiB) do not fit the {usable / GIB:.1f} GiB that {what} has for "
+            f"{model.max_model_len} ({one / GIB:.2f} GiB) do not fit the {usable / GIB:.1f} GiB that {what} has for "
             "them; take smaller weights or a smaller max_model_len"
+        )
+    elif memory and facts.weights_memory + (model.kv_cache_memory or 0) > usable:
+        yield (
+            f"{where}.kv_cache_memory: {(model.kv_cache_memory or 0) / GIB:.2f} GiB do not fit the {usable / GIB:.1f} "
+            f"GiB that {what} has, beside weights of {facts.weights_memory / GIB:.1f} GiB; allowed: at most "
+            f"{floor((usable - facts.weights_memory) / GIB * 100) / 100:.2f} GiB"
         )
     for tier, targets in model.targets.items():
         shape = model.traffic.get(tier)
@@ -70,30 +95,42 @@ def _llm(name: str, model: LlmModel, facts: LlmFacts, memory: int) -> Iterator[s
             "itl": facts.law.step(StepWork(0, 0, 0, 1, prompt, 1)),
         }
         floors["e2e"] = floors["ttft"] + (shape.output.median - 1) * floors["itl"]
-        for metric, floor in floors.items():
-            yield from _below(f"{where}.targets.{tier}.{metric}", getattr(targets, metric), floor, targets.at)
+        for metric, least in floors.items():
+            yield from _below(f"{where}.targets.{tier}.{metric}", getattr(targets, metric), least, targets.at)
 
 
 def _onnx(name: str, model: OnnxModel, facts: OnnxFacts, cores: int, card: int) -> Iterator[str]:
     where, profile = f"models.{name}", facts.profile
-    if facts.on_gpu and card and profile.memory > card * USABLE:
+    if facts.on_gpu and not card:
         yield (
-            f"{where}: one instance takes {profile.memory / GIB:.1f} GiB, and a card has {card * USABLE / GIB:.1f} GiB "
-            "for it; take a smaller precision or another card"
+            f"{where}: its engine needs a GPU ({profile.runtime}), and hardware.gpus names none; name the cards, or "
+            "build it with engine: {runtime: onnxruntime}"
+        )
+    for tier, sent in model.traffic.items():
+        if (sent.length is None) == (facts.feed == "text"):
+            told = "is given, and the model takes no texts; leave it out"
+            missing = "is missing, and the model takes texts; give the median and p95 of their tokens"
+            yield f"{where}.traffic.{tier}.length: {told if sent.length else missing}"
+    instances = model.instances or 1
+    if facts.on_gpu and card and instances * profile.memory > card * USABLE:
+        taken = f"{instances} instances take" if instances > 1 else "one instance takes"
+        yield (
+            f"{where}: {taken} {instances * profile.memory / GIB:.1f} GiB, and a card has {card * USABLE / GIB:.1f} "
+            f"GiB for {'them; fewer instances,' if instances > 1 else 'it; take'} a smaller precision or another card"
         )
     threads = 0 if facts.on_gpu else threads_of(cores, 1)
     for tier, targets in model.targets.items():
         shape = model.traffic.get(tier)
         if shape is not None:
             length = shape.length.median if shape.length else 0
-            floor = profile.ns(1, min(length, model.max_length), threads) + profile.prepare_ms * 1e6
-            yield from _below(f"{where}.targets.{tier}.e2e", targets.e2e, floor, targets.at)
+            least = profile.ns(1, min(length, model.max_length), threads) + profile.prepare_ms * 1e6
+            yield from _below(f"{where}.targets.{tier}.e2e", targets.e2e, least, targets.at)
 
 
-def _below(path: str, target: int | None, floor: float, q: Fraction) -> Iterator[str]:
+def _below(path: str, target: int | None, least: float, q: Fraction) -> Iterator[str]:
     """A target that half of the requests miss even when each has everything for itself."""
-    if target is not None and target < floor and q >= Fraction(1, 2):
+    if target is not None and target < least and q >= Fraction(1, 2):
         yield (
             f"{path}: {show_duration(target)} cannot be kept: a request of median length alone on this hardware takes "
-            f"{show_duration(floor)}; allowed: more than that"
+            f"{show_duration(least)}; allowed: more than that"
         )

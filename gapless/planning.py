@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from builders.llm import built_from
 from config_gen.facts import Facts, LlmFacts, OnnxFacts
 from config_gen.plan import Plan
 from config_gen.planner import Correction, Tell, plan, quiet
@@ -87,6 +88,8 @@ def _onnx(model: OnnxModel, folder: Path) -> OnnxFacts:
 
 def _llm(spec: Spec, model: LlmModel, folder: Path) -> LlmFacts:
     config = ModelConfig.read(folder)
+    if (source := built_from(folder)) not in (None, model.source):
+        raise UsageError(f"{folder} holds what was built from {source}, and the file says {model.source}")
     if not spec.hardware.gpus:
         return _on_cpu(model, config, folder)
     types = {gpu.type for gpu in spec.hardware.gpus}
