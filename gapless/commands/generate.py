@@ -16,6 +16,7 @@ from gapless.parts import REPOSITORY
 from gapless.plan_report import as_json, missed
 from gapless.planning import planned
 from gapless.results import check_outputs, write_json
+from gapless.signals import leave_like_an_exception
 
 
 def run(
@@ -30,6 +31,7 @@ def run(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the plan and the files as JSON.")] = None,
 ) -> None:
     """Write config.pbtxt for each model and the launch flags. Exit 1 when a target would be missed, 2 on bad input."""
+    leave_like_an_exception()  # so that nothing half written stays
     check_outputs(json=json_file)
     plan = planned(sla, out)
     wanted = pending(plan, out, sla)
