@@ -64,7 +64,10 @@ def place(
 
 def _told(name: str, need: Need, free: list[int], cards: int, apart: bool) -> str:
     if apart:
-        return f"models.{name}: has no card of its own among {cards}"
+        return (
+            f"models.{name}: has no card of its own among {cards}; sharing in-process takes one for each model: give "
+            "more cards, or another sharing"
+        )
     most = max(free, default=0)
     return (
         f"models.{name}: needs {need.memory / 2**30:.1f} GiB of one card, and {max(0, most) / 2**30:.1f} GiB are free "

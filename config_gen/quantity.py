@@ -94,9 +94,11 @@ def percentile(value: object) -> Fraction:
 
 
 def show_duration(ns: float) -> str:
-    """For people: `4.2 ms`, `850 ms`, `2.5 s`, `∞`."""
+    """For people: `30 µs`, `4.2 ms`, `850 ms`, `2.5 s`, `∞`."""
     if ns == float("inf"):
         return "∞"
+    if 0 < ns < 50_000:  # else it would read as no time at all
+        return f"{ns / 1000:.3g} µs" if ns >= 1000 else f"{ns:.3g} ns"
     ms = round(ns / 10**6, 1)
     if ms < 999.5:
         return f"{ms:.0f} ms" if ms >= 10 else f"{ms:g} ms"

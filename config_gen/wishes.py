@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
+from math import floor
 
 from config_gen.facts import Facts, LlmFacts, OnnxFacts
+from config_gen.needs import need
 from config_gen.placing import USABLE
 from config_gen.quantity import show_duration
 from config_gen.spec import LlmModel, OnnxModel, Spec
@@ -47,6 +49,22 @@ def check(spec: Spec, facts: Mapping[str, Facts], cores: int, card: int, host_me
         raise PlanError("\n".join(mistakes))
 
 
+def _together(spec: Spec, facts: Mapping[str, Facts], memory: int) -> Iterator[str]:
+    """What is on the host side by side must fit it."""
+    on_host = {name: need(spec, facts, name).memory for name in spec.models if not facts[name].on_gpu}
+    for name, model in spec.models.items():
+        if isinstance(model, LlmModel):
+            on_host[f"swap_space of {name}"] = model.swap_space or 0
+        elif model.response_cache is not None:
+            on_host[f"response_cache of {name}"] = model.response_cache.size
+    if memory and (wanted := sum(on_host.values())) > memory:
+        parts = [f"{name} {size / GIB:.2f}" for name, size in on_host.items() if size]
+        yield (
+            f"hardware.memory: the models take at least {wanted / GIB:.2f} GiB of the host ({', '.join(parts)}), and "
+            f"it has {memory / GIB:.2f} GiB; give more, or take smaller models, smaller max_model_len, fewer instances"
+        )
+
+
 def _llm(name: str, model: LlmModel, facts: LlmFacts, memory: int) -> Iterator[str]:
     where = f"models.{name}"
     if model.max_model_len > facts.max_model_len:
@@ -63,14 +81,18 @@ def _llm(name: str, model: LlmModel, facts: LlmFacts, memory: int) -> Iterator[s
             f"max_model_len {model.max_model_len} ({least / GIB:.2f} GiB at {facts.kv_bytes_per_token} bytes a token); "
             "give more, or a smaller max_model_len"
         )
-    usable = memory * (USABLE if facts.on_gpu else 1)
-    if memory and facts.weights_memory + need > usable:
-        what = "a card" if facts.on_gpu else "the host"
+    if memory and facts.weights_memory + one > usable:
         yield (
             f"{where}: weights of {facts.weights_memory / GIB:.1f} GiB and KV pages of {need / GIB:.2f} GiB (one of "
             f"max_model_len {model.max_model_len}: {least / GIB:.2f}) do not fit the {usable / GIB:.1f} GiB that "
             f"{what} has for "
             "them; take smaller weights or a smaller max_model_len"
+        )
+    elif memory and facts.weights_memory + (model.kv_cache_memory or 0) > usable:
+        yield (
+            f"{where}.kv_cache_memory: {(model.kv_cache_memory or 0) / GIB:.2f} GiB do not fit the {usable / GIB:.1f} "
+            f"GiB that {what} has, beside weights of {facts.weights_memory / GIB:.1f} GiB; allowed: at most "
+            f"{floor((usable - facts.weights_memory) / GIB * 100) / 100:.2f} GiB"
         )
     for tier, targets in model.targets.items():
         shape = model.traffic.get(tier)
@@ -82,8 +104,8 @@ def _llm(name: str, model: LlmModel, facts: LlmFacts, memory: int) -> Iterator[s
             "itl": facts.law.step(StepWork(0, 0, 0, 1, prompt, 1)),
         }
         floors["e2e"] = floors["ttft"] + (shape.output.median - 1) * floors["itl"]
-        for metric, floor in floors.items():
-            yield from _below(f"{where}.targets.{tier}.{metric}", getattr(targets, metric), floor, targets.at)
+        for metric, least in floors.items():
+            yield from _below(f"{where}.targets.{tier}.{metric}", getattr(targets, metric), least, targets.at)
 
 
 def _onnx(name: str, model: OnnxModel, facts: OnnxFacts, cores: int, card: int) -> Iterator[str]:
@@ -108,14 +130,14 @@ def _onnx(name: str, model: OnnxModel, facts: OnnxFacts, cores: int, card: int) 
         shape = model.traffic.get(tier)
         if shape is not None:
             length = shape.length.median if shape.length else 0
-            floor = profile.ns(1, min(length, model.max_length), threads) + profile.prepare_ms * 1e6
-            yield from _below(f"{where}.targets.{tier}.e2e", targets.e2e, floor, targets.at)
+            least = profile.ns(1, min(length, model.max_length), threads) + profile.prepare_ms * 1e6
+            yield from _below(f"{where}.targets.{tier}.e2e", targets.e2e, least, targets.at)
 
 
-def _below(path: str, target: int | None, floor: float, q: Fraction) -> Iterator[str]:
+def _below(path: str, target: int | None, least: float, q: Fraction) -> Iterator[str]:
     """A target that half of the requests miss even when each has everything for itself."""
-    if target is not None and target < floor and q >= Fraction(1, 2):
+    if target is not None and target < least and q >= Fraction(1, 2):
         yield (
             f"{path}: {show_duration(target)} cannot be kept: a request of median length alone on this hardware takes "
-            f"{show_duration(floor)}; allowed: more than that"
+            f"{show_duration(least)}; allowed: more than that"
         )

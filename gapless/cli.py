@@ -26,6 +26,13 @@ COMMANDS = {
 
 def main() -> None:
     """Entry point of the `gapless` script: exit 0 when what was asked holds, 1 when not, 2 on bad input."""
+    try:
+        _main()
+    except KeyboardInterrupt:  # while a command is still being imported; later typer answers it
+        sys.exit(130)
+
+
+def _main() -> None:
     app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
     wanted = sys.argv[1] if len(sys.argv) > 1 else ""
     for name, summary in COMMANDS.items():

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from config_gen.facts import Correction
 from engines.errors import EngineError
@@ -21,6 +21,8 @@ from gapless.errors import UsageError
 from gapless.llm_profile import LAW
 
 FILE = "served.json"
+LEAST, MOST = 1e-3, 1e3  # of a factor
+LONGEST = 3600 * 10**9  # ns around a request
 
 
 def read(repository: Path) -> dict[str, Correction]:
@@ -33,8 +35,10 @@ def read(repository: Path) -> dict[str, Correction]:
         return {}
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
-    except (ValueError, ValidationError):
-        raise UsageError(f"{path}: is not what `gapless verify --tune` wrote; remove it, or run that again") from None
+    except (ValueError, RecursionError):  # pydantic's errors are among them
+        found = None
+    if found is None or not all(_can_be(fixed) for _, fixed in found.values()):
+        raise UsageError(f"{path}: is not what `gapless verify --tune` wrote; remove it, or run that again")
     return {name: fixed for name, (key, fixed) in found.items() if key == _key(repository, name)}
 
 
@@ -48,6 +52,10 @@ def write(repository: Path, corrections: Mapping[str, Correction]) -> None:
         beside.replace(path)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}; the corrections are lost") from None
+
+
+def _can_be(fixed: Correction) -> bool:
+    return LEAST < fixed.factor < MOST and 0 <= fixed.around < LONGEST  # NaN is in no range
 
 
 def _key(repository: Path, name: str) -> str:

@@ -196,7 +196,14 @@ def test_corrections_hold_for_the_profile_they_were_seen_beside(place: Path) -> 
     known.write(law)
 
 
-@pytest.mark.parametrize("text", ["[]", "{", '{"small": 3}', '{"small": ["k", {"factor": "x"}]}'])
+NO_CORRECTIONS = ('"factor": "x"', '"factor": NaN', '"factor": 0', '"factor": 1e308', '"around": -1', '"around": 1e30')
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[]", "{", "[" * 100_000, '{"small": 3}', *(f'{{"small": ["k", {{{fields}}}]}}' for fields in NO_CORRECTIONS)],
+    ids=range(10),
+)
 def test_a_file_of_corrections_that_is_none_is_told(tmp_path: Path, text: str) -> None:
     (tmp_path / corrections.FILE).write_text(text)
     with pytest.raises(UsageError, match=r"served\.json: is not what `gapless verify --tune` wrote"):
