@@ -179,12 +179,6 @@ def _fingerprint_file(file: Path) -> list[Any]:
         return [stat.st_size, stat.st_mtime_ns, hashlib.sha256(opened.read(HEAD_BYTES)).hexdigest()]
 
 
-def built_from(out: Path) -> str | None:
-    """The source of the build in `out`, None when that is not known."""
-    stamp = _stamp_in(out)
-    return str(stamp["source"]) if stamp else None
-
-
 def _stamp_in(out: Path) -> dict[str, Any] | None:
     """The record of the build in `out`, None when there is none or one of its files is not as it was written."""
     try:

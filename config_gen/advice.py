@@ -17,7 +17,7 @@ from config_gen.settling import Choice, Group
 from config_gen.spec import LlmModel, Spec
 
 RATES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)  # of the declared ones
-MORE = (1, 2, 4)
+MORE = (1, 3)  # cards more, or times as many cores more: each is a plan of its own
 EFFORT = 0.34
 
 

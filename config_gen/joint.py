@@ -17,7 +17,7 @@ from config_gen.events import Events
 from config_gen.llm_load import requests
 from config_gen.llm_server import LlmServer
 from config_gen.percentiles import Counted
-from config_gen.serving import Capacity, Decoding, Load, Observed, Served, Unary
+from config_gen.serving import HOST, Capacity, Decoding, Load, Observed, Served, Unary
 from decode.outcome import GAP, NEVER
 from decode.simulator import Recorder
 
@@ -126,6 +126,22 @@ class Run:
 
         following()
 
+    def _in_front(self, work: int, then: Callable[[], None]) -> None:
+        """Do `then` after so many ns of one core of the host."""
+        if work:
+            self._devices[HOST].begin(work, 1.0, then)
+        else:
+            then()
+
+    def _sender(self, one: Decoding) -> Callable[[int], None]:
+        """What sending tokens costs the host, while the next step is under way already."""
+
+        def sent(tokens: int) -> None:
+            if one.message and tokens:
+                self._devices[HOST].begin(one.message * tokens, 1.0, _nothing)
+
+        return sent
+
     def _add_unary(self, one: Unary) -> None:
         model, load, events = one.model, self._load, self._events
 
@@ -146,7 +162,7 @@ class Run:
                 self._unary[one.name, arrival.tier, "e2e"].append(one.around)
                 return
             request = Arrived(events.now, one.levels[arrival.tier], 1, arrival.own, arrival.tier)
-            batcher.submit(request)
+            self._in_front(one.front, lambda: batcher.submit(request))
 
         drawn = unary_arrivals(
             load.traffic(one.name, model), load.duration, load.scale, load.seed, model.max_length, one.chance
@@ -158,7 +174,7 @@ class Run:
         tiers = [tier.name for tier in one.config.tiers]
         recorder = self._recorders[one.name] = Recorder(tiers, load.duration)
         engines = self._engines[one.name] = [
-            LlmServer(events, self._devices[name].place(one.width), one.config, one.law, recorder)
+            LlmServer(events, self._devices[name].place(one.width), one.config, one.law, recorder, self._sender(one))
             for name in one.devices
         ]
         length = one.config.max_model_len
@@ -176,12 +192,17 @@ class Run:
             dealt += 1
 
             def arrive() -> None:
-                engine.submit(request)
+                recorder.sent(events.now, request)
+                self._in_front(one.front, lambda: engine.submit(request))
                 following()
 
             events.at(at, arrive)
 
         following()
+
+
+def _nothing() -> None:
+    """Nobody waits for it."""
 
 
 def _repeated(number: int, share: float) -> bool:

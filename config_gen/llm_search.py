@@ -15,7 +15,7 @@ from config_gen.facts import Correction, LlmFacts
 from config_gen.llm_options import options, size_text
 from config_gen.placing import Seat
 from config_gen.promises import load, margin
-from config_gen.serving import Capacity, Decoding
+from config_gen.serving import FRONT, HOST, MESSAGE, Capacity, Decoding
 from config_gen.spec import LlmModel, Spec
 from decode.config import EngineConfig
 from decode.executors.cost_model import Law
@@ -74,7 +74,8 @@ class LlmSearch:
         slower = facts.cores / self._cores if not facts.on_gpu else 1.0
         self._options = options(spec, model)
         self._law: Law = Scaled(facts.law, slower * fixed.factor) if slower * fixed.factor != 1 else facts.law
-        self._capacity = 1.0 if facts.on_gpu else float(cores)
+        self._host = float(cores)
+        self._capacity = 1.0 if facts.on_gpu else self._host
         self._around = fixed.around
         self._scale = 1 + spec.headroom
         self._tried: dict[tuple[int, int, int, int], LlmCandidate] = {}
@@ -109,7 +110,7 @@ class LlmSearch:
         key = (seqs, budget, kv_memory, reach)
         if key not in self._tried:
             served, models = self.served(seqs, budget, kv_memory), {self._name: self.model}
-            devices = dict.fromkeys(self._seat.places, Capacity(self._capacity))
+            devices = {HOST: Capacity(self._host)} | dict.fromkeys(self._seat.places, Capacity(self._capacity))
             sent = load(models, reach * self._scale, EFFORT)
             seen = joint.run([served], devices, sent)
             left = margin(models, seen, sent.duration)
@@ -127,7 +128,18 @@ class LlmSearch:
     def served(self, seqs: int, budget: int, kv_memory: int) -> Decoding:
         """This way, on the places of its seat."""
         config, width = self.config(seqs, budget, kv_memory), 1.0 if self.facts.on_gpu else float(self._cores)
-        return Decoding(self._name, self.model, self._chance, self._seat.places, width, config, self._law, self._around)
+        return Decoding(
+            self._name,
+            self.model,
+            self._chance,
+            self._seat.places,
+            width,
+            config,
+            self._law,
+            self._around,
+            FRONT,
+            MESSAGE,
+        )
 
     def config(self, seqs: int, budget: int, kv_memory: int) -> EngineConfig:
         """Limits of the engine, as `decode.assembly` makes them of the same parameters."""

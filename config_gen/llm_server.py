@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from config_gen.device import Place
 from config_gen.events import Events
 from decode.config import EngineConfig
@@ -50,18 +52,26 @@ class LlmServer:
     `pages_peak` is the largest share of KV pages in use after a step.
     """
 
-    def __init__(self, events: Events, place: Place, config: EngineConfig, law: Law, recorder: Recorder) -> None:
+    def __init__(
+        self,
+        events: Events,
+        place: Place,
+        config: EngineConfig,
+        law: Law,
+        recorder: Recorder,
+        sent: Callable[[int], None],
+    ) -> None:
+        """`recorder` hears what becomes of requests, `sent` how many tokens each step gives."""
         executor = CostModelExecutor(law, config.swap_page_time)
         self.engine = Engine(config, warm_up(executor, config))
         self.pages_peak = 0.0
-        self._events, self._place, self._recorder = events, place, recorder
+        self._events, self._place, self._sent = events, place, sent
         self._inbox = _Inbox()
         self._driver = Driver(self.engine, executor, _Now(events), self._inbox, recorder)
         self._stepping = False
 
     def submit(self, request: Request) -> None:
-        """A request arrives now."""
-        self._recorder.sent(self._events.now, request)
+        """A request arrives now; the recorder knows it already."""
         self._inbox.items.append(Submit(request))
         if not self._stepping:
             self._stepping = True
@@ -82,6 +92,7 @@ class LlmServer:
         assert begun.result is not None
         taken = begun.result._replace(elapsed=max(1, self._events.now - begun.now))
         self._driver.finish(begun._replace(result=taken))
+        self._sent(sum(token is not None for token in taken.tokens))
         used = 1 - self.engine.cache.available / self.engine.config.num_pages
         self.pages_peak = max(self.pages_peak, used)
         self._step()

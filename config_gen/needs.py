@@ -1,39 +1,45 @@
-"""What each model takes of memory at least, and what is left for it beside those that share its device.
+"""What each model takes of memory at least, and of a card's time by a guess: what placing goes by.
 
 Must not know how models come to their devices or what is done with the room.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from config_gen.facts import Facts, LlmFacts
 from config_gen.placing import Need
-from config_gen.spec import Spec
+from config_gen.spec import LlmModel, Spec
+from decode.executors.gpu_cost import StepWork
 
-STEP = 64 * 2**20  # KV memory is given in whole steps of this
-PARTLY = 16  # tokens of a page that a request may begin without filling it
-
-
-def in_steps(memory: int, down: bool = False) -> int:
-    """Whole steps of KV memory, one at least."""
-    return max(1, memory // STEP if down else -(-memory // STEP)) * STEP
+BATCH = 16  # requests at once, at which the share of a card that a model takes is guessed
+PAGE = 16  # tokens, of which the last page of a request may be filled in part
 
 
 def need(spec: Spec, facts: Mapping[str, Facts], name: str) -> Need:
     """Of one replica: a model with the fewest pages or instances that it can be served with."""
     known, model = facts[name], spec.models[name]
     if isinstance(known, LlmFacts):
-        assert model.kind == "llm"
-        rate = sum(shape.rate * (shape.prompt.median + 4 * shape.output.median) for shape in model.traffic.values())
-        pages = model.kv_cache_memory or in_steps((model.max_model_len + PARTLY) * known.kv_bytes_per_token)
-        return Need(known.weights_memory + pages, rate)
-    assert model.kind == "onnx"
-    rate = sum(shape.rate for shape in model.traffic.values())
-    return Need(known.profile.memory * (model.instances or 1), rate)
+        assert isinstance(model, LlmModel)
+        step = known.law.step(StepWork(0, 0, 0, BATCH, 0, BATCH)) / BATCH
+        load = sum(
+            one.rate * (known.law.step(StepWork(one.prompt.median, 1, 0, 0, 0, 1)) + one.output.median * step)
+            for one in model.traffic.values()
+        )
+        pages = model.kv_cache_memory or (model.max_model_len + PAGE) * known.kv_bytes_per_token
+        return Need(known.weights_memory + pages, load / 1e9)
+    assert not isinstance(model, LlmModel)
+    rate = sum(one.rate for one in model.traffic.values())
+    run = known.profile.ns(BATCH, known.profile.typical_length) / BATCH
+    return Need(known.memory * (model.instances or 1), rate * run / 1e9)
 
 
-def room(name: str, needs: Mapping[str, Need], beside: Iterable[str], usable: int) -> int:
-    """Bytes that a model may take of `usable`: what it needs, and its part of what all on the device leave."""
-    sharers = {name, *beside}
-    return needs[name].memory + max(0, usable - sum(needs[one].memory for one in sharers)) // len(sharers)
+def on_host(spec: Spec, facts: Mapping[str, Facts]) -> dict[str, int]:
+    """Bytes of the host that its models, swapped pages and caches take at least, by what they are."""
+    found = {name: need(spec, facts, name).memory for name in spec.models if not facts[name].on_gpu}
+    for name, model in spec.models.items():
+        if isinstance(model, LlmModel):
+            found[f"swap_space of {name}"] = model.swap_space or 0
+        elif model.response_cache is not None:
+            found[f"response_cache of {name}"] = model.response_cache.size
+    return {what: size for what, size in found.items() if size}

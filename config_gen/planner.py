@@ -11,18 +11,17 @@ from dataclasses import dataclass, field
 
 from config_gen.facts import Correction, Facts, LlmFacts
 from config_gen.llm_search import LlmSearch
+from config_gen.needs import need
 from config_gen.placing import MOST_SHARING, USABLE, DoesNotFitError, Need, Seat, place
 from config_gen.plan import Expectation, Prediction
 from config_gen.predicting import expect, predict
 from config_gen.serving import HOST, Capacity
 from config_gen.settling import Choice, Group, Search, Settled
-from config_gen.spec import LlmModel, Spec
+from config_gen.spec import Spec
 from config_gen.unary_search import UnarySearch
 from config_gen.wishes import PlanError, check
-from decode.executors.gpu_cost import StepWork
 
 SWITCH = 4_000_000.0  # ns: processes that share a card by time slices pay 3 to 5 ms to change context (field report)
-BATCH = 16  # requests at once, at which the share of a card that a model takes is guessed
 Tell = Callable[[str, float], None]
 
 
@@ -113,7 +112,7 @@ class Planner:
 
     def _placed(self, cards: int, replicas: Mapping[str, int]) -> Attempt:
         apart = self.spec.hardware.sharing == "in-process"
-        needs = {name: self._need(name) for name in self._on_cards}
+        needs = {name: need(self.spec, self.facts, name) for name in self._on_cards}
         seats: dict[str, tuple[int, ...]] = dict.fromkeys(self.spec.models, ())
         seats |= place(needs, replicas, cards, self.card, apart) if needs else {}
         at = {name: tuple(f"card {card}" for card in found) or (HOST,) for name, found in seats.items()}
@@ -176,22 +175,6 @@ class Planner:
             room.append(needs[name].memory + free // len(there))
         beside = _beside(name, seats, self.facts)
         return Seat(tuple(f"place {at}" for at in range(len(seats[name]))), min(room), bool(beside))
-
-    def _need(self, name: str) -> Need:
-        known, model = self.facts[name], self.spec.models[name]
-        if isinstance(known, LlmFacts):
-            assert isinstance(model, LlmModel)
-            step = known.law.step(StepWork(0, 0, 0, BATCH, 0, BATCH)) / BATCH
-            load = sum(
-                one.rate * (known.law.step(StepWork(one.prompt.median, 1, 0, 0, 0, 1)) + one.output.median * step)
-                for one in model.traffic.values()
-            )
-            pages = model.kv_cache_memory or (model.max_model_len + BATCH) * known.kv_bytes_per_token
-            return Need(known.weights_memory + pages, load / 1e9)
-        assert not isinstance(model, LlmModel)
-        rate = sum(one.rate for one in model.traffic.values())
-        run = known.profile.ns(BATCH, known.profile.typical_length) / BATCH
-        return Need(known.memory * (model.instances or 1), rate * run / 1e9)
 
     def _fits_host(self, choices: Mapping[str, Choice], seats: Mapping[str, tuple[int, ...]]) -> None:
         """Raise DoesNotFitError when the models on the host take more than it has, where that is known."""

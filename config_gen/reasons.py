@@ -54,7 +54,6 @@ def _llm_knobs(
     cards: tuple[int, ...],
 ) -> Iterator[Knob]:
     config = choice.served.config
-    longest, of = longest_request(spec, name)
     why = {
         "weights": f"from the file; a step costs what was {facts.told}",
         "max_model_len": f"from the file; the longest of ten thousand requests of this traffic has "

@@ -17,12 +17,12 @@ from config_gen.batching import Batching, QueuePolicy
 from config_gen.facts import Correction, OnnxFacts
 from config_gen.placing import MOST_SHARING, Seat
 from config_gen.promises import load, margin
-from config_gen.serving import Capacity, Unary
+from config_gen.serving import FRONT, HOST, Capacity, Unary
 from config_gen.spec import OnnxModel, Spec
 from engines.grouping import groups
 
 DELAYS = (1_000_000, 5_000_000)  # ns that a batch may wait for more
-FARTHEST = 4096  # times the rates with headroom that are tried, by doubling
+REACHES = (1.1, 1.25, 1.5, 2, 3, 4, 6, 8, 16, 32, 64, 256, 1024)  # times the rates with headroom that are tried
 VARIED = 2  # of the largest batches, for which delays and bounds are tried
 MOST_INSTANCES = 4  # of one model on a card
 LENGTH_STEP = 4  # tokens: lengths are rounded up to it, so that costs are computed once
@@ -35,7 +35,7 @@ class Candidate:
     served: Unary
     margin: float
     memory: int
-    reach: int = 0  # times the rates with headroom at which it still holds alone; 0: not even at those
+    reach: float = 0  # times the rates with headroom at which it still holds alone; 0: not even at those
 
 
 def costs(facts: OnnxFacts, threads: int, factor: float) -> Callable[[Sequence[Arrived]], float]:
@@ -103,8 +103,8 @@ class UnarySearch:
     def candidates(self, instances: int) -> list[Candidate]:
         """All ways with so many instances: those that hold at the highest multiple of the rates first, best first.
 
-        Every largest batch is tried at the rates with headroom, those that hold at twice that, and so on; what else may
-        be set is tried for the best of them.
+        Every largest batch is tried at the rates with headroom, those that hold at more, and so on; what else may be
+        set is tried for the best of them.
         """
         if instances not in self._found:
             delay = self.model.queue_delay or 0
@@ -116,10 +116,12 @@ class UnarySearch:
         return self._found[instances]
 
     def _farthest(self, batching: Batching) -> Candidate:
-        """At the highest power of two times the rates at which it holds."""
+        """At the highest of REACHES at which it holds."""
         best = following = self.tried(batching, 1)
-        while following.reach and following.reach < FARTHEST:
-            best, following = following, self.tried(batching, 2 * following.reach)
+        for reach in REACHES:
+            if not following.reach:
+                return best
+            best, following = following, self.tried(batching, reach)
         return following if following.reach else best
 
     def counts(self) -> Sequence[int]:
@@ -145,14 +147,16 @@ class UnarySearch:
             self._fixed.around,
             cached.repeats if cached else 0.0,
             self._seat.limited,
+            FRONT,
         )
 
-    def tried(self, batching: Batching, reach: int) -> Candidate:
+    def tried(self, batching: Batching, reach: float) -> Candidate:
         """Simulated with the device for itself at `reach` times the rates with headroom."""
         served, models = self.served(batching), {self._name: self.model}
         capacity = Capacity(1.0, most=MOST_SHARING) if self.facts.on_gpu else Capacity(float(self._cores))
         sent = load(models, reach * self._scale)
-        seen = joint.run([served], dict.fromkeys(self._seat.places, capacity), sent)
+        devices = {HOST: Capacity(float(self._cores)), **dict.fromkeys(self._seat.places, capacity)}
+        seen = joint.run([served], devices, sent)
         left = margin(models, seen, sent.duration)
         return Candidate(served, left, self.facts.memory * batching.instances, reach if left >= 0 else 0)
 
@@ -181,7 +185,7 @@ class UnarySearch:
         return wanted and plain.instances * len(self._seat.places) > 1 and not leaks
 
 
-def _worth(one: Candidate) -> tuple[int, float, int, bool, int]:
+def _worth(one: Candidate) -> tuple[float, float, int, bool, int]:
     """Of two that keep as much the one with fewer knobs, but with the bounds of the file."""
     batching = one.served.batching
     return -one.reach, -round(one.margin, 2), batching.delay, not batching.levels, batching.max_batch_size

@@ -10,7 +10,7 @@ from fractions import Fraction
 from math import floor
 
 from config_gen.facts import Facts, LlmFacts, OnnxFacts
-from config_gen.needs import need
+from config_gen.needs import on_host
 from config_gen.placing import USABLE
 from config_gen.quantity import show_duration
 from config_gen.spec import LlmModel, OnnxModel, Spec
@@ -18,8 +18,6 @@ from config_gen.unary_search import threads_of
 from decode.executors.gpu_cost import StepWork
 
 GIB = 2**30
-
-
 MIG = (
     "hardware.sharing: 'mig' cannot be planned as one repository: a process sees one slice of one card only; give each "
     "slice a file of its own, as a type with its memory"
@@ -45,23 +43,19 @@ def check(spec: Spec, facts: Mapping[str, Facts], cores: int, card: int, host_me
             mistakes += _onnx(name, model, known, cores, card)
     if spec.hardware.sharing == "mig":
         mistakes.append(MIG)
+    mistakes += [] if mistakes else _together(on_host(spec, facts), host_memory)
     if mistakes:
         raise PlanError("\n".join(mistakes))
 
 
-def _together(spec: Spec, facts: Mapping[str, Facts], memory: int) -> Iterator[str]:
+def _together(parts: Mapping[str, int], memory: int) -> Iterator[str]:
     """What is on the host side by side must fit it."""
-    on_host = {name: need(spec, facts, name).memory for name in spec.models if not facts[name].on_gpu}
-    for name, model in spec.models.items():
-        if isinstance(model, LlmModel):
-            on_host[f"swap_space of {name}"] = model.swap_space or 0
-        elif model.response_cache is not None:
-            on_host[f"response_cache of {name}"] = model.response_cache.size
-    if memory and (wanted := sum(on_host.values())) > memory:
-        parts = [f"{name} {size / GIB:.2f}" for name, size in on_host.items() if size]
+    wanted = sum(parts.values())
+    if memory and wanted > memory:
+        each = ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts.items())
         yield (
-            f"hardware.memory: the models take at least {wanted / GIB:.2f} GiB of the host ({', '.join(parts)}), and "
-            f"it has {memory / GIB:.2f} GiB; give more, or take smaller models, smaller max_model_len, fewer instances"
+            f"hardware.memory: the models take at least {wanted / GIB:.2f} GiB of the host ({each}), and it has "
+            f"{memory / GIB:.2f} GiB; give more, or take smaller models, smaller max_model_len, fewer instances"
         )
 
 
@@ -73,25 +67,25 @@ def _llm(name: str, model: LlmModel, facts: LlmFacts, memory: int) -> Iterator[s
         )
     if facts.on_gpu and not memory:
         return
-    need = max(model.max_model_len * facts.kv_bytes_per_token, model.kv_cache_memory or 0)
-    least = model.max_model_len * facts.kv_bytes_per_token
-    if model.kv_cache_memory is not None and model.kv_cache_memory < least:
+    one = model.max_model_len * facts.kv_bytes_per_token
+    usable, what = memory * (USABLE if facts.on_gpu else 1), "a card" if facts.on_gpu else "the host"
+    pinned = model.kv_cache_memory
+    if pinned is not None and pinned < one:
         yield (
-            f"{where}.kv_cache_memory: {model.kv_cache_memory / GIB:.2f} GiB hold less than one request of "
-            f"max_model_len {model.max_model_len} ({least / GIB:.2f} GiB at {facts.kv_bytes_per_token} bytes a token); "
-            "give more, or a smaller max_model_len"
+            f"{where}.kv_cache_memory: {pinned / GIB:.2f} GiB hold less than one request of max_model_len "
+            f"{model.max_model_len} ({one / GIB:.2f} GiB at {facts.kv_bytes_per_token} bytes a token); give more, or a "
+            "smaller max_model_len"
         )
     if memory and facts.weights_memory + one > usable:
         yield (
-            f"{where}: weights of {facts.weights_memory / GIB:.1f} GiB and KV pages of {need / GIB:.2f} GiB (one of "
-            f"max_model_len {model.max_model_len}: {least / GIB:.2f}) do not fit the {usable / GIB:.1f} GiB that "
-            f"{what} has for "
+            f"{where}: weights of {facts.weights_memory / GIB:.1f} GiB and KV pages of one request of max_model_len "
+            f"{model.max_model_len} ({one / GIB:.2f} GiB) do not fit the {usable / GIB:.1f} GiB that {what} has for "
             "them; take smaller weights or a smaller max_model_len"
         )
-    elif memory and facts.weights_memory + (model.kv_cache_memory or 0) > usable:
+    elif memory and facts.weights_memory + (pinned or 0) > usable:
         yield (
-            f"{where}.kv_cache_memory: {(model.kv_cache_memory or 0) / GIB:.2f} GiB do not fit the {usable / GIB:.1f} "
-            f"GiB that {what} has, beside weights of {facts.weights_memory / GIB:.1f} GiB; allowed: at most "
+            f"{where}.kv_cache_memory: {(pinned or 0) / GIB:.2f} GiB do not fit the {usable / GIB:.1f} GiB that {what} "
+            f"has, beside weights of {facts.weights_memory / GIB:.1f} GiB; allowed: at most "
             f"{floor((usable - facts.weights_memory) / GIB * 100) / 100:.2f} GiB"
         )
     for tier, targets in model.targets.items():
@@ -113,10 +107,8 @@ def _onnx(name: str, model: OnnxModel, facts: OnnxFacts, cores: int, card: int) 
     if facts.on_gpu and not card:
         yield f"{where}: its engine was built for a card, and hardware.gpus names none; name some, or build it anew"
         return
-    count, whose = (
-        model.instances or 1,
-        "one instance takes" if not model.instances else f"{model.instances} instances take",
-    )
+    count = model.instances or 1
+    whose = f"{count} instances take" if count > 1 else "one instance takes"
     if facts.on_gpu and count * facts.memory > card * USABLE:
         yield (
             f"{where}: {whose} {count * facts.memory / GIB:.1f} GiB, and a card has {card * USABLE / GIB:.1f} GiB "
@@ -126,6 +118,8 @@ def _onnx(name: str, model: OnnxModel, facts: OnnxFacts, cores: int, card: int) 
     for tier, sent in model.traffic.items():
         if facts.feed == "text" and sent.length is None:
             yield f"{where}.traffic.{tier}.length: is missing; the model takes texts, which cost by their length"
+        if facts.feed != "text" and sent.length is not None:
+            yield f"{where}.traffic.{tier}.length: is not allowed; the model takes no texts"
     for tier, targets in model.targets.items():
         shape = model.traffic.get(tier)
         if shape is not None:

@@ -18,6 +18,7 @@ import tritonclient.grpc as triton
 
 from config_gen.facts import Correction
 from config_gen.plan import Plan
+from config_gen.serving import FRONT
 from config_gen.spec import LlmModel, Spec
 from gapless.child import launched
 from gapless.commands.loadtest import load_models
@@ -188,7 +189,7 @@ def _correct(done: Round, name: str, old: Correction) -> Correction:
     factor = old.factor
     if simulated:
         factor *= min(MOST, max(LEAST, seen[0] / seen[1] / simulated))
-    around = max(0, int(client - server[0] / server[1])) if client is not None and server[1] else old.around
+    around = max(0, int(client - server[0] / server[1]) - FRONT) if client is not None and server[1] else old.around
     return replace(old, factor=factor, around=around)
 
 

@@ -138,7 +138,7 @@ def test_models_that_share_a_card_fit_it() -> None:
         (
             spec(chat(), gpus="[{type: tiny, memory: 1GiB}]"),
             {"chat": llm(weights=2000, gpu=True)},
-            r"models\.chat: weights of 2\.0 GiB and KV pages of 0\.04 GiB .* do not fit the 0\.9 GiB that a card has",
+            r"models\.chat: weights of 2\.0 GiB and KV pages of one request .* do not fit the 0\.9 GiB that a card has",
         ),
         (
             spec(embed(), gpus="[{type: tiny, memory: 1GiB}]"),
@@ -168,9 +168,7 @@ def test_slices_of_a_card_are_refused_for_what_they_are() -> None:
 
 
 def test_an_engine_for_a_card_needs_one() -> None:
-    with pytest.raises(
-        PlanError, match=r"models\.embed: its engine was built for a card, and hardware\.gpus"
-    ):
+    with pytest.raises(PlanError, match=r"models\.embed: its engine was built for a card, and hardware\.gpus"):
         planned(spec(embed()), embed=engine(gpu=True))
 
 
@@ -182,7 +180,9 @@ def test_models_without_traffic_or_targets_are_served_all_the_same() -> None:
 
 def test_the_memory_of_the_host_is_shared_by_all_that_it_holds() -> None:
     small = spec(chat(), embed()).replace("cores: 2", "cores: 2, memory: 1GiB")
-    with pytest.raises(PlanError, match=r"hardware\.memory: the models on the host take 1\.\d+ GiB \(chat .*, embed"):
+    with pytest.raises(
+        PlanError, match=r"hardware\.memory: the models take at least 1\.\d+ GiB of the host \(chat .*, embed"
+    ):
         planned(small, chat=llm(), embed=engine())
 
 

@@ -5,6 +5,7 @@ With --tune what the server showed goes into the next plan, until the targets ar
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
@@ -24,7 +25,7 @@ from gapless.parts import REPOSITORY, pick_parts
 from gapless.planning import planned
 from gapless.results import check_outputs, write_json
 from gapless.signals import leave_like_an_exception
-from gapless.verifying import Line, Round, corrected, measure
+from gapless.verifying import P99, Line, Round, corrected, measure
 from loadtest import report
 
 ROUNDS = 3
@@ -83,28 +84,33 @@ def show(done: Round, console: Console) -> None:
     """A table for each model, and the verdict."""
     for model in done.plan.models:
         table = Table(title=model.name, title_justify="left", title_style="bold", box=None, pad_edge=False)
-        for name in ("  tier", "target", "predicted", "measured", "", "P99 predicted", "measured", "off"):
-            table.add_column(name, justify="left" if name in ("  tier", "target", "") else "right", no_wrap=True)
+        for name in ("  tier", "", "predicted", "measured", "off", "target", ""):
+            table.add_column(name, justify="left" if name in ("  tier", "") else "right", no_wrap=True)
         for line in done.lines:
             if line.model == model.name:
-                table.add_row(*_row(line))
+                for row in _rows(line):
+                    table.add_row(*row)
         console.print(table, "", sep="\n")
     console.print(done.report.conclusion, style="bold green" if done.held else "bold red", highlight=False)
 
 
-def _row(line: Line) -> list[str]:
-    what = line.metric.upper()
-    promised = line.target is not None
-    return [
-        f"  {line.tier}",
-        f"{what} {show_percentile(line.q)} ≤ {show_duration(line.target)}" if line.target is not None else what,
-        show_duration(line.predicted) if promised else "",
-        _shown(line.measured) if promised else "",
-        {"kept": "kept", "missed": "MISSED", "none": "?"}.get(line.ruling, ""),
-        _shown(line.predicted_p99),
-        _shown(line.measured_p99),
-        f"{line.off:+.0%}" if line.off is not None and isfinite(line.off) else "",
-    ]
+def _rows(line: Line) -> Iterator[list[str]]:
+    """At the percentile of the promise with its verdict, and at P99."""
+    what, tier = line.metric.upper(), f"  {line.tier}"
+    if line.target is not None:
+        verdict = {"kept": "kept", "missed": "MISSED"}.get(line.ruling, "no verdict")
+        off = _off(line.predicted, line.measured)
+        numbers = [show_duration(line.predicted), _shown(line.measured), off, show_duration(line.target), verdict]
+        yield [tier, f"{what} {show_percentile(line.q)}", *numbers]
+    if line.target is None or line.q != P99:
+        off = _off(line.predicted_p99, line.measured_p99)
+        yield [tier, f"{what} P99", show_duration(line.predicted_p99), _shown(line.measured_p99), off, "", ""]
+
+
+def _off(predicted: float, measured: float | None) -> str:
+    if not measured or not isfinite(predicted) or not isfinite(measured):
+        return ""
+    return f"{predicted / measured - 1:+.0%}"
 
 
 def _shown(ns: float | None) -> str:
