@@ -15,7 +15,7 @@ HALF = Fraction(1, 2)
 GROWN, QUICK = 0.03, 200_000_000  # of a load: what is left to do at its end, beyond which a queue grows; at least, ns
 LEAST_GRACE = 30 * 10**9  # ns
 ENOUGH = 4  # times the samples that a percentile needs before it says anything
-FEWEST, MOST = 200, 20_000  # requests of a simulation: of a tier with a target, of all tiers
+FEWEST, MOST = 200, 12_000  # requests of a simulation: of a tier with a target, of all tiers
 LONG = 4  # times as many, at most
 MOST_TOKENS = 60_000  # output tokens of a simulation: a step takes longer to simulate than a request
 
@@ -56,7 +56,10 @@ def margin(models: Mapping[str, LlmModel | OnnxModel], seen: Observed, duration:
         elif found is not None:
             late = seen.over(promise.model, promise.tier, promise.metric, promise.target)
             least = min(least, -max(float(late - (1 - promise.q)), 1e-6))
-    return min(least, 0.0) - 1 if overloaded(models, seen, duration) else least
+    if overloaded(models, seen, duration):
+        left = max(seen.drained.get(name, 0) for name in models) / duration
+        return 1 / (1 + left) - 2  # of two that cannot keep up, the one that is done sooner
+    return least
 
 
 def overloaded(models: Iterable[str], seen: Observed, duration: int) -> bool:

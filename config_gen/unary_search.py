@@ -23,6 +23,7 @@ from engines.grouping import groups
 
 DELAYS = (1_000_000, 5_000_000)  # ns that a batch may wait for more
 REACHES = (1.1, 1.25, 1.5, 2, 3, 4, 6, 8, 16, 32, 64, 256, 1024)  # times the rates with headroom that are tried
+ALIKE = 20  # parts of a target: what differs by less is alike
 VARIED = 2  # of the largest batches, for which delays and bounds are tried
 MOST_INSTANCES = 4  # of one model on a card
 LENGTH_STEP = 4  # tokens: lengths are rounded up to it, so that costs are computed once
@@ -185,7 +186,9 @@ class UnarySearch:
         return wanted and plain.instances * len(self._seat.places) > 1 and not leaks
 
 
-def _worth(one: Candidate) -> tuple[float, float, int, bool, int]:
-    """Of two that keep as much the one with fewer knobs, but with the bounds of the file."""
+def _worth(one: Candidate) -> tuple[float, int, float, int, bool, int]:
+    """Of two that keep about as much the one with fewer knobs, but with the bounds of the file."""
     batching = one.served.batching
-    return -one.reach, -round(one.margin, 2), batching.delay, not batching.levels, batching.max_batch_size
+    about = round(one.margin * ALIKE) if one.margin >= 0 else 0
+    lost = -min(one.margin, 0.0)
+    return -one.reach, -about, lost, batching.delay, not batching.levels, batching.max_batch_size

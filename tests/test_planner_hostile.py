@@ -75,7 +75,7 @@ def test_models_that_nothing_is_sent_to_are_planned() -> None:
     ],
 )
 def test_lengths_are_given_where_texts_are_sent(model: str, feed: str, told: str) -> None:
-    facts = OnnxFacts(profile(text=feed == "text"), (), (), feed, 32)
+    facts = OnnxFacts(profile(text=feed == "text"), (), (), feed, 32, 600 * 2**20)
     [line] = refused(model, embed=facts)
     assert line.startswith("models.embed.traffic.interactive.length: ") and told in line
 

