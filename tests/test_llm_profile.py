@@ -40,8 +40,9 @@ def built(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So few requests that a law can be fitted just so."""
+    """So few requests that a law can be fitted just so; how good it is on such a small model is left to chance."""
     monkeypatch.setattr(llm_profile, "MOST", llm_profile.FEWEST)
+    monkeypatch.setattr(llm_profile, "POOR", 99.0)
 
 
 def test_requests_are_drawn_as_the_file_declares_them() -> None:
@@ -121,8 +122,19 @@ def test_the_command_measures_tells_and_writes_a_summary(tmp_path: Path) -> None
     told = json.loads((tmp_path / "out.json").read_text())["models"]["chat"]["law"]
     assert told["fit"] == found.law.fit._asdict() and told["up_to_date"] is False
     assert "chat: law of a step" in done.stdout and "at the median" in done.stdout
+    off(version / LAW, 0.02)
     again = gapless(tmp_path, "--sla", "sla.yaml", "--profile")
     assert again.returncode == 0 and "law of a step, up to date" in again.stdout
+    off(version / LAW, 0.5)
+    poor = gapless(tmp_path, "--sla", "sla.yaml", "--profile")
+    assert poor.returncode == 0 and "law of a step, written" in poor.stdout
+
+
+def off(law: Path, median: float) -> None:
+    """As if the law had been found to be so far off."""
+    raw = json.loads(law.read_text())
+    raw["law"]["fit"]["median"] = median
+    law.write_text(json.dumps(raw))
 
 
 def test_steps_of_gpus_that_are_not_here_are_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
