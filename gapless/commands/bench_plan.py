@@ -35,7 +35,7 @@ def run(
     spec = scaled(load(sla), name, rate_scale)
     known, fixed = facts(spec, sla, REPOSITORY), corrections.read(REPOSITORY)
     began = time.perf_counter()
-    found = plan(spec, known, fixed)
+    found = plan(spec, known, fixed, advice=False)
     planning = time.perf_counter() - began
     console = Console()
     console.print(describe(), highlight=False, soft_wrap=True)
