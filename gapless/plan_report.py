@@ -9,7 +9,6 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from config_gen.plan import Plan, Prediction
 from config_gen.quantity import show_duration, show_percentile
@@ -25,7 +24,11 @@ def show(plan: Plan, console: Console) -> None:
         where = f"card{'s' if len(model.gpus) > 1 else ''} {cards}" if cards else "the CPU"
         console.print(f"{model.name} on {where}, {model.memory / 2**30:.2f} GiB", style="bold", highlight=False)
         if mine := [found for found in plan.predictions if found.model == model.name]:
-            console.print(promises(mine), "", sep="\n")
+            console.print(promises(mine))
+            for found in mine:
+                told = f"  {found.tier} {found.metric.upper()}: most of it {found.binding}"
+                console.print(told, style="dim", highlight=False, soft_wrap=True)
+            console.print()
         for knob in model.knobs:
             value = knob.value if len(knob.value) <= LONGEST else "…"
             console.print(f"  {knob.name} {value}".rstrip(), end=": ", style="cyan", highlight=False, soft_wrap=True)
@@ -53,7 +56,7 @@ def missed(plan: Plan) -> list[str]:
 
 
 def promises(predictions: Sequence[Prediction]) -> Table:
-    """A line for each target of one model, and below it what most of the time goes to."""
+    """A line for each target of one model."""
     table = Table(box=None, pad_edge=False)
     for name in ("  tier", "target", "predicted", "headroom", "margin", ""):
         right = name in ("predicted", "headroom", "margin")
@@ -67,7 +70,6 @@ def promises(predictions: Sequence[Prediction]) -> Table:
             f"{found.margin:.0%}" if isfinite(found.margin) else "-∞",
             "kept" if found.held else "MISSED",
         )
-        table.add_row("", Text(found.binding, style="dim"))
     return table
 
 

@@ -35,7 +35,7 @@ BURST_REQUESTS = 20_000  # more than a burst can end
 SHARE = 0.6  # of the capacity, that the load asks for
 MINUTE = 60 * 10**9  # ns
 LONGEST = 5 * MINUTE
-MOST_TIMES = 64.0  # the declared rates
+MOST_TIMES = 8.0  # the declared rates: each doubling is a plan of its own
 LOG = Path("out/demo/server.log")
 
 
