@@ -214,6 +214,7 @@ def test_the_command_loads_one_model_alone_when_it_is_named(tmp_path: Path, url:
 
 
 DEMO = """
+from types import SimpleNamespace
 import typer
 from gapless.commands import demo
 
@@ -221,7 +222,9 @@ def told(what):
     return lambda name, *more, **how: print("built", what, name)
 
 demo.build, demo.build_onnx, demo.BURST = told("llm"), told("onnx"), 3 * 10**9
-demo.planned, demo.generate_repository = lambda sla, repository: "a plan of", told("from")
+demo.build_law, demo.generate_repository = told("law of"), told("from")
+demo.facts = lambda *known: {}
+demo.plan = lambda spec, known, **how: SimpleNamespace(held=spec.models["embed"].traffic["interactive"].rate < 100)
 typer.run(demo.run)
 """
 
@@ -237,7 +240,9 @@ def test_the_demo_builds_serves_measures_and_loads_all_models(smollm2_dir: Path,
     assert (done.returncode, done.stderr) == (1, "")  # of embed's batch nobody could keep the promise
     lines = done.stdout.splitlines()
     built = [line for line in lines if line.startswith("built")]
-    assert built == ["built llm scripted", "built onnx embed", "built onnx classify", "built from a plan of"]
+    assert built[:-1] == ["built llm scripted", "built law of scripted", "built onnx embed", "built onnx classify"]
+    assert built[-1] == "built from namespace(held=True)"
+    assert "planned for 4 times the declared rates" in " ".join(done.stdout.split())  # of 20/s, of which 160/s is over
     [sustained] = [float(line.split()[2]) for line in lines if line.startswith("It sustains")]
     told = json.loads((tmp_path / "o.json").read_text())
     assert told["rate_scale"] == pytest.approx(0.6 * sustained / 43, rel=1e-3)
