@@ -192,7 +192,16 @@ def test_a_model_of_many_settings_answers_whatever_priority_a_client_gives(
 ) -> None:
     x = tensor("x", np.ones((1, 4), np.float32))
     for model, priority in product(("b2", "b7", "b11"), (0, 1, 3, 9)):  # a level that is not there is the default
-        assert client.infer(model, [x], priority=priority).as_numpy("y").shape == (1, 2, 3)
+        assert wait_for(lambda: answered(client, model, x, priority)).as_numpy("y").shape == (1, 2, 3)
+
+
+def answered(client: grpcclient.InferenceServerClient, model: str, x: Any, priority: int) -> Any:
+    """None where the half millisecond of a level was over before a busy machine came to it."""
+    try:
+        return client.infer(model, [x], priority=priority)
+    except grpcclient.InferenceServerException as error:
+        assert "Request timeout expired" in str(error)
+        return None
 
 
 def test_a_cached_answer_comes_without_the_model(client: grpcclient.InferenceServerClient) -> None:
