@@ -11,6 +11,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import cycle, product
 from pathlib import Path
 from typing import Any
@@ -192,7 +193,7 @@ def test_a_model_of_many_settings_answers_whatever_priority_a_client_gives(
 ) -> None:
     x = tensor("x", np.ones((1, 4), np.float32))
     for model, priority in product(("b2", "b7", "b11"), (0, 1, 3, 9)):  # a level that is not there is the default
-        assert wait_for(lambda: answered(client, model, x, priority)).as_numpy("y").shape == (1, 2, 3)
+        assert wait_for(partial(answered, client, model, x, priority)).as_numpy("y").shape == (1, 2, 3)
 
 
 def answered(client: grpcclient.InferenceServerClient, model: str, x: Any, priority: int) -> Any:
