@@ -19,7 +19,7 @@ WIDTH = 120
 FIRST = ("name", "backend", "max_batch_size")  # always there, and before the others, which come by their number
 
 
-def commented(message: Any, knobs: Sequence[Knob]) -> str:
+def commented(message: Message, knobs: Sequence[Knob]) -> str:
     """The text of `message`, each knob's reason above the field of its name; reasons without a field come first.
 
     A name is a path of field names, with the key of a map where one is: `parameters.device`. A comment stands above
@@ -54,7 +54,7 @@ class _Writer:
         lines = [line for knob in rest for line in comment(f"{knob.name} {knob.value}".strip() + f": {knob.reason}")]
         return [*lines, ""] if lines else []
 
-    def fields(self, message: Any, path: str, indent: str) -> list[str]:
+    def fields(self, message: Message, path: str, indent: str) -> list[str]:
         """Lines of all fields; at the top a blank one between those that are more than a line."""
         lines: list[str] = []
         long = False
@@ -69,7 +69,7 @@ class _Writer:
             lines += found
         return lines
 
-    def _shown(self, message: Any, path: str) -> Iterator[tuple[Any, list[tuple[str, Any]]]]:
+    def _shown(self, message: Message, path: str) -> Iterator[tuple[Any, list[tuple[str, Any]]]]:
         """Fields that are set, or that have a reason for being 0 or false; values with their key, "" but in a map."""
         order = {name: at - len(FIRST) for at, name in enumerate(FIRST)} if not path else {}
         for field in sorted(message.DESCRIPTOR.fields, key=lambda field: order.get(field.name, field.number)):
