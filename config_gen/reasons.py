@@ -61,7 +61,11 @@ def _llm_knobs(
         "tiers": "weights, bounds and targets of the file: the scheduler keeps to them from step to step",
         "max_num_seqs": _pinned(model.max_num_seqs) or "the fewest of those tried that leave as much of the targets",
         "max_num_batched_tokens": _pinned(model.max_num_batched_tokens)
-        or f"longest steps that keep the targets: alone {choice.margin:.0%} of the tightest is left",
+        or (
+            f"longest steps that keep the targets: alone {choice.margin:.0%} of the tightest is left"
+            if choice.margin >= 0
+            else "the fewest requests are late with steps of this length"
+        ),
         "kv_cache_memory": _pinned(model.kv_cache_memory)
         or f"{config.num_pages} pages of {config.page_size} tokens; at most {choice.pages_peak:.0%} were in use",
         "swap_space": _pinned(model.swap_space)
@@ -121,30 +125,9 @@ def _onnx_knobs(
     threads = 0 if facts.on_gpu else threads_of(cores, instances)
     length = facts.profile.typical_length
     one, many = (facts.profile.ns(rows, length, threads) for rows in (1, size))
-    yield Knob(
-        "max_batch_size",
-        str(size),
-        f"a batch of {size} takes {show_duration(many)} and one request {show_duration(one)} (at {length} tokens)"
-        if length
-        else f"a batch of {size} takes {show_duration(many)} and one request {show_duration(one)}",
-    )
-    yield Knob(
-        "dynamic_batching.max_queue_delay_microseconds",
-        str(batching.delay // 1000),
-        _pinned(model.queue_delay)
-        or (
-            f"waiting up to {show_duration(batching.delay)} for more fills batches and leaves most of the targets"
-            if batching.delay
-            else "a batch leaves as soon as an instance is free: what comes meanwhile makes the next one"
-        ),
-    )
-    yield Knob(
-        "dynamic_batching.preferred_batch_size",
-        ", ".join(map(str, batching.preferred or (size,))),
-        "half a batch need not wait any longer"
-        if batching.preferred
-        else "the largest alone: smaller ones would leave without those that wait",
-    )
+    told = f"a batch of {size} takes {show_duration(many)} and one request {show_duration(one)}"
+    yield Knob("max_batch_size", str(size), f"{told} (at {length} tokens)" if length else told)
+    yield from _waiting_knobs(model, choice)
     yield Knob(
         "instance_group.count",
         str(instances),
@@ -157,6 +140,27 @@ def _onnx_knobs(
         told = f"the file allows it, and says that {model.response_cache.repeats:.0%} of requests were asked before"
         yield Knob("response_cache.enable", "true", told)
     yield Knob("model_warmup", "1", "an instance computes once before it counts as ready")
+
+
+def _waiting_knobs(model: OnnxModel, choice: Candidate) -> Iterator[Knob]:
+    batching = choice.served.batching
+    yield Knob(
+        "dynamic_batching.max_queue_delay_microseconds",
+        str(batching.delay // 1000),
+        _pinned(model.queue_delay)
+        or (
+            f"waiting up to {show_duration(batching.delay)} for more fills batches and leaves most of the targets"
+            if batching.delay
+            else "a batch leaves as soon as an instance is free: what comes meanwhile makes the next one"
+        ),
+    )
+    yield Knob(
+        "dynamic_batching.preferred_batch_size",
+        ", ".join(map(str, batching.preferred or (batching.max_batch_size,))),
+        "half a batch need not wait any longer"
+        if batching.preferred
+        else "the largest alone: smaller ones would leave without those that wait",
+    )
 
 
 def _level_knobs(spec: Spec, choice: Candidate, cards: tuple[int, ...]) -> Iterator[Knob]:
