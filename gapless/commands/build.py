@@ -184,7 +184,7 @@ def build_law(name: str, model: LlmModel, spec: Spec, out: Path, *, force: bool 
     with _Bar(Console(stderr=True)) as bar:
         found, known = profile(model, out, device=device, force=force, tell=bar)
     state = "up to date" if known else f"written to {out / LAW}"
-    Console().print(f"{name}: law of a step, {state}: {found.told()}\n", highlight=False)
+    Console().print(f"{name}: law of a step, {state}: {found.told()}\n", highlight=False, soft_wrap=True)
     if found.law.fit.median > POOR:
         told = f"{name}: that is too far off for a plan; is the machine busy? Build it again when it is idle.\n"
         Console().print(told, style="bold yellow", highlight=False)
