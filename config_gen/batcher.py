@@ -22,15 +22,13 @@ RACE = Race()
 
 
 class Batcher:
-    """The batcher of one model and its instances. `cost(batch)` is the work in ns of one execution.
+    """The batcher of one model and its instances, which execute on `device`.
 
     `ended(request, moment, reason)` tells of each request once: reason "" when it was answered, "timeout" or
     "queue full" when it was refused.
     """
 
-    def __init__(
-        self, events: Events, batching: Batching, device: Device, cost: Cost, ended: Ended, race: Race = RACE
-    ) -> None:
+    def __init__(self, events: Events, batching: Batching, device: Device, ended: Ended, race: Race = RACE) -> None:
         self._events, self._ended = events, ended
         self._max, self._delay = batching.max_batch_size, batching.delay
         self._preferred = sorted(batching.preferred) or [batching.max_batch_size]
@@ -39,7 +37,7 @@ class Batcher:
         self._queues = LevelQueues(policies)
         plain = not batching.levels and policies[0].timeout is None and policies[0].max_queue is None
         self._instances = Instances(
-            events, batching, device, cost, prefetch=plain, woken=self._wake, ended=ended, race=race
+            events, batching, device, prefetch=plain, woken=self._wake, ended=ended, race=race
         )
         self._payload = Payload()  # the one that is filled
         self._full = False  # payload_saturated_
@@ -201,13 +199,13 @@ class Batcher:
 def simulate(
     batching: Batching, arrivals: Iterable[Arrived], cost: Cost, race: Race = RACE
 ) -> list[tuple[Arrived, int, str]]:
-    """What becomes of `arrivals`, which are in the order of their time, on a device nobody else uses.
+    """What becomes of `arrivals`, which are in the order of their time, where an execution takes `cost(batch)` ns.
 
     Each with the moment in ns and the reason of its end, in the order of the ends.
     """
     events = Events()
     ends: list[tuple[Arrived, int, str]] = []
-    batcher = Batcher(events, batching, Alone(events), cost, lambda *end: ends.append(end), race)
+    batcher = Batcher(events, batching, Alone(events, cost), lambda *end: ends.append(end), race)
     for request in arrivals:
         events.run(request.at)
         batcher.submit(request)

@@ -15,6 +15,9 @@ from math import ceil
 
 from config_gen.events import Event, Events
 
+Done = Callable[[], None]
+Start = Callable[[Done], None]  # begins something, and calls what it is given at its end
+
 
 class Shared:
     """`capacity` in the unit of the executions' widths: cores, or 1 for a whole card.
@@ -30,9 +33,9 @@ class Shared:
         self._progress = 0.0  # ns of work that each execution would have got since the start
         self._rate, self._asked = 1.0, 0.0
         self._at = events.now
-        self._running: list[tuple[float, int, float, Callable[[], None]]] = []  # until which progress, order, width
+        self._running: list[tuple[float, int, float, Done]] = []  # until which progress, order, width
         self._limited = 0  # executions of limited places that run
-        self._waiting: deque[tuple[float, float, Callable[[], None]]] = deque()
+        self._waiting: deque[tuple[Start, Done]] = deque()
         self._order = count()
         self._next: Event | None = None
 
@@ -40,22 +43,22 @@ class Shared:
         """What an instance that takes `width` of it while it executes begins its executions on."""
         return Place(self, width, limited)
 
-    def begin_limited(self, work: float, width: float, done: Callable[[], None]) -> None:
-        """The same as `begin` once fewer than `most` run."""
+    def admit(self, start: Start, done: Done) -> None:
+        """`start(ended)` once fewer than `most` are between their start and their end; then `done`."""
         if self._most is not None and self._limited >= self._most:
-            self._waiting.append((work, width, done))
+            self._waiting.append((start, done))
             return
         self._limited += 1
 
         def ended() -> None:
             self._limited -= 1
             if self._waiting:
-                self.begin_limited(*self._waiting.popleft())
+                self.admit(*self._waiting.popleft())
             done()
 
-        self.begin(work, width, ended)
+        start(ended)
 
-    def begin(self, work: float, width: float, done: Callable[[], None]) -> None:
+    def begin(self, work: float, width: float, done: Done) -> None:
         """Execute what alone takes `work` ns; calls `done` at its end."""
         self._advance()
         if self._running:
@@ -102,9 +105,13 @@ class Place:
     width: float
     limited: bool = False
 
-    def begin(self, work: float, done: Callable[[], None]) -> None:
+    def begin(self, work: float, done: Done) -> None:
         """See Shared.begin."""
+        self.device.begin(work, self.width, done)
+
+    def admit(self, start: Start, done: Done) -> None:
+        """See Shared.admit; at once where the place is not limited."""
         if self.limited:
-            self.device.begin_limited(work, self.width, done)
+            self.device.admit(start, done)
         else:
-            self.device.begin(work, self.width, done)
+            start(done)

@@ -24,18 +24,19 @@ Cost = Callable[[Sequence[Arrived]], float]
 class Device(Protocol):
     """What executions run on."""
 
-    def begin(self, work: float, done: Callable[[], None]) -> None:
-        """Start what takes `work` ns where nothing else runs; `done` is called when it is finished."""
+    def begin(self, batch: Sequence[Arrived], done: Callable[[], None]) -> None:
+        """Start to execute `batch`; `done` is called when it is finished."""
 
 
 class Alone:
-    """A device nobody else uses: done after `work` ns, whatever else it runs."""
+    """A device nobody else uses: a batch is done after `cost(batch)` ns, whatever else it runs."""
 
-    def __init__(self, events: Events) -> None:
-        self._events = events
+    def __init__(self, events: Events, cost: Cost) -> None:
+        self._events, self._cost = events, cost
 
-    def begin(self, work: float, done: Callable[[], None]) -> None:
-        self._events.at(self._events.now + round(work), done)
+    def begin(self, batch: Sequence[Arrived], done: Callable[[], None]) -> None:
+        """See Device."""
+        self._events.at(self._events.now + round(self._cost(batch)), done)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +83,13 @@ class Instances:
         events: Events,
         batching: Batching,
         device: Device,
-        cost: Cost,
         *,
         prefetch: bool,
         woken: Callable[[], None],
         ended: Ended,
         race: Race,
     ) -> None:
-        self._events, self._device, self._cost, self._woken, self._ended = events, device, cost, woken, ended
+        self._events, self._device, self._woken, self._ended = events, device, woken, ended
         self._max, self._delay = batching.max_batch_size, batching.delay
         self._most = 2 * batching.instances if prefetch else 0
         self._idle = batching.instances
@@ -120,7 +120,7 @@ class Instances:
             first.requests += more.requests
             first.rows += more.rows
         self._idle -= 1
-        self._device.begin(self._cost(first.requests), partial(self._done, first))
+        self._device.begin(first.requests, partial(self._done, first))
 
     def _done(self, payload: Payload) -> None:
         """An execution has ended (Payload::Execute), its instance asks for the next (RateLimiter::DequeuePayload)."""

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from config_gen.arrivals import Arrival, arrivals, unary_arrivals
 from config_gen.batcher import Arrived, Batcher
-from config_gen.device import Place, Shared
+from config_gen.device import Done, Place, Shared
 from config_gen.events import Events
 from config_gen.llm_load import requests
 from config_gen.llm_server import LlmServer
@@ -27,18 +27,22 @@ CHECKED = 64  # events after the load between two looks at what is still waited 
 class Instances:
     """The instances of one batchable model on all its devices: an execution goes to the device that has fewest of them.
 
-    Sums up how long executions took.
+    Items are prepared on the host, then computed where the instance is. Sums up how long executions took.
     """
 
-    def __init__(self, events: Events, places: Sequence[Place]) -> None:
-        self._events, self._places = events, places
+    def __init__(self, events: Events, one: Unary, places: Sequence[Place], host: Shared) -> None:
+        self._events, self._one, self._places, self._host = events, one, places, host
         self._running = [0] * len(places)
         self.total = self.count = 0
 
-    def begin(self, work: float, done: Callable[[], None]) -> None:
-        """See Shared.begin."""
+    def begin(self, batch: Sequence[Arrived], done: Done) -> None:
+        """Execute a batch; `done` is called at its end."""
         began, at = self._events.now, self._running.index(min(self._running))
         self._running[at] += 1
+        place, (preparing, cores), work = self._places[at], self._one.prepare(batch), self._one.cost(batch)
+
+        def start(computed: Done) -> None:
+            self._host.begin(preparing, cores, lambda: place.begin(work, computed))
 
         def ended() -> None:
             self._running[at] -= 1
@@ -46,7 +50,7 @@ class Instances:
             self.count += 1
             done()
 
-        self._places[at].begin(work, ended)
+        place.admit(start, ended)
 
 
 class Run:
@@ -126,7 +130,7 @@ class Run:
 
         following()
 
-    def _in_front(self, work: int, then: Callable[[], None]) -> None:
+    def _in_front(self, work: int, then: Done) -> None:
         """Do `then` after so many ns of one core of the host."""
         if work:
             self._devices[HOST].begin(work, 1.0, then)
@@ -151,10 +155,10 @@ class Run:
             self._unary[one.name, str(request.tag), "e2e"].append(taken)
 
         places = [self._devices[name].place(one.width, one.limited) for name in one.devices]
-        instances = self._instances[one.name] = Instances(events, places)
+        instances = self._instances[one.name] = Instances(events, one, places, self._devices[HOST])
         # One batcher feeds the instances on all cards.
         batching = replace(one.batching, instances=one.batching.instances * len(places))
-        batcher = Batcher(events, batching, instances, one.cost, ended)
+        batcher = Batcher(events, batching, instances, ended)
 
         def take(arrival: Arrival) -> None:
             self._sent[one.name, arrival.tier, "e2e"] += 1

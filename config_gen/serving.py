@@ -25,7 +25,8 @@ CHECKED = 64  # events after the load between two looks at what is still waited 
 
 @dataclass(frozen=True)
 class Unary:
-    """A batchable model as it is served. `cost` is ns of work of a batch on one instance, which is `width` wide.
+    """A batchable model as it is served. `cost` is ns of work of a batch on one instance, which is `width` wide;
+    before that `prepare` takes so many ns of so many cores of the host.
 
     `around` ns of each request are spent outside of it; a share `repeats` is answered from the cache in that time.
     """
@@ -36,6 +37,7 @@ class Unary:
     devices: tuple[str, ...]
     width: float
     batching: Batching
+    prepare: Callable[[Sequence[Arrived]], tuple[float, float]]
     cost: Callable[[Sequence[Arrived]], float]
     levels: Mapping[str, int]  # of tiers
     around: int = 0

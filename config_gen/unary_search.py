@@ -39,14 +39,26 @@ class Candidate:
     reach: float = 0  # times the rates with headroom at which it still holds alone; 0: not even at those
 
 
+def preparing(facts: OnnxFacts, cores: int, factor: float) -> Callable[[Sequence[Arrived]], tuple[float, float]]:
+    """ns that a batch is prepared for before it is computed, and on how many of the `cores`: texts one after another,
+    pictures beside each other."""
+    one, each = facts.profile.prepare.p50 * 1e6, facts.profile.prepare.batched * 1e6
+    beside = cores if facts.feed == "image" else 1
+
+    def cost(requests: Sequence[Arrived]) -> tuple[float, float]:
+        count = len(requests)
+        return factor * (one if count == 1 else each * count), min(count, beside)
+
+    return cost
+
+
 def costs(facts: OnnxFacts, threads: int, factor: float) -> Callable[[Sequence[Arrived]], float]:
-    """ns of work of a batch on an instance with so many threads: what each item needs before, and the runs.
+    """ns of work of a batch on an instance with so many threads.
 
     As the runner computes it: texts in groups of about one length, by the cost that the build fitted, and rows and
     lengths padded to the shapes of an engine that has some.
     """
     profile = facts.profile
-    alone, batched = profile.prepare.p50 * 1e6, profile.prepare.batched * 1e6
     fixed, per_token = profile.run_cost or (0.0, 0.0)
 
     @cache
@@ -62,7 +74,7 @@ def costs(facts: OnnxFacts, threads: int, factor: float) -> Callable[[Sequence[A
             computed = run(len(lengths), max(lengths))
         else:
             computed = sum(run(len(group), lengths[group[-1]]) for group in groups(lengths, fitted))
-        return factor * (computed + (alone if len(lengths) == 1 else batched * len(lengths)))
+        return factor * computed
 
     def cost(requests: Sequence[Arrived]) -> float:
         return batch(tuple(sorted(-(-request.length // LENGTH_STEP) * LENGTH_STEP for request in requests)))
@@ -143,6 +155,7 @@ class UnarySearch:
             self._seat.places,
             1.0 if self.facts.on_gpu else float(threads),
             batching,
+            preparing(self.facts, self._cores, self._fixed.factor),
             costs(self.facts, threads, self._fixed.factor),
             self._levels,
             self._fixed.around,

@@ -64,8 +64,10 @@ class Bench:
             with server(folder, [model.name for model in plan.models], {}, LOG) as url:
                 samples, _ = run_job(Job(url, planned, self.duration, DRAIN))
         found = goodput(samples, {part.name: part.model for part in self.parts}, self.duration)
-        self.console.print(f"{what}: {found:.1f} good requests/s", highlight=False)
-        return found
+        good = sum(rate.good for rate in found.values())
+        each = ", ".join(f"{model} {tier} {rate.good:.1f} of {rate.offered:.1f}" for (model, tier), rate in found.items())
+        self.console.print(f"{what}: {good:.1f} good requests/s ({each})", highlight=False, soft_wrap=True)
+        return good
 
 
 def against_grid(bench: Bench, plan: Plan, planning: float) -> list[dict[str, Any]]:

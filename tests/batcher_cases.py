@@ -46,7 +46,7 @@ def observed(
         executions.append(Execution(events.now, batch))
         return cost(batch)
 
-    batcher = Batcher(events, batching, Alone(events), noted, lambda *end: ends.append(end), race)
+    batcher = Batcher(events, batching, Alone(events, noted), lambda *end: ends.append(end), race)
     for request in arrivals:
         events.run(request.at)
         batcher.submit(request)

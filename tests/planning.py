@@ -12,6 +12,7 @@ from decode.executors.cost_model import Fit, FittedLaw
 BATCHES, LENGTHS = (1, 2, 4, 8, 16, 32), (16, 64, 256)
 MIB = 2**20
 TEXT = (Tensor("text", "TYPE_STRING", (1,)),)
+PICTURE = (Tensor("image", "TYPE_STRING", (1,), True), Tensor("pixels", "TYPE_UINT8", (-1, -1, 3), True))
 OUT = (Tensor("out", "TYPE_FP32", (8,)),)
 
 
@@ -46,6 +47,12 @@ def engine(**settings: object) -> OnnxFacts:
     """A text encoder with such a profile."""
     made = profile(**settings)  # type: ignore[arg-type]
     return OnnxFacts(made, TEXT, OUT, "text", 32, made.memory, on_gpu=made.runtime == "tensorrt")
+
+
+def pictures(**settings: object) -> OnnxFacts:
+    """A model of pictures, as a client may send them: encoded or as pixels."""
+    made = profile(text=False, **settings)  # type: ignore[arg-type]
+    return OnnxFacts(made, PICTURE, OUT, "image", 32, made.memory, made.runtime == "tensorrt", size=224)
 
 
 def llm(step: float = 12.0, per_token: float = 0.9, cores: int = 2, weights: int = 800, gpu: bool = False) -> LlmFacts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from planning import engine, llm
+from planning import engine, llm, pictures
 
 from config_gen.facts import Facts
 from config_gen.spec import Spec, parse
@@ -19,6 +19,12 @@ EMBED = """  {name}:
     source: wheel:some{more}
     targets: {{interactive: {{e2e: {e2e}}}}}
     traffic: {{interactive: {{rate: {rate}/s, length: {{median: 40, p95: 128}}}}{batch}}}
+"""
+CLASSIFY = """  {name}:
+    kind: onnx
+    source: wheel:some{more}
+    targets: {{interactive: {{e2e: 500ms}}}}
+    traffic: {{interactive: {{rate: {rate}/s}}}}
 """
 CHAT = """  {name}:
     kind: llm
@@ -48,6 +54,9 @@ def cpu_specs() -> list[tuple[Spec, dict[str, Facts]]]:
     for at, more in enumerate(LLM_PINS):
         text = CHAT.format(name=f"l{at}", more=more, rate=0.5)
         found.append((parse(f"gapless: 1\ntiers: {TIERS[at]}\nmodels:\n{text}"), {f"l{at}": llm()}))
+    for at, (tiers, rate) in enumerate(product(TIERS, (5, 40))):
+        text = CLASSIFY.format(name=f"p{at}", more=PINS[at % 3], rate=rate)
+        found.append((parse(f"gapless: 1\ntiers: {tiers}\nmodels:\n{text}"), {f"p{at}": pictures()}))
     return found
 
 
@@ -58,11 +67,13 @@ def gpu_specs() -> list[tuple[Spec, dict[str, Facts]]]:
         models = EMBED.format(name=f"e{at}", more="", e2e="100ms", rate=50, batch="")
         models += EMBED.format(name=f"f{at}", more="\n    instances: 3", e2e="100ms", rate=20, batch="")
         models += CHAT.format(name=f"c{at}", more="", rate=2)
+        models += CLASSIFY.format(name=f"p{at}", more="", rate=20)
         hardware = f"{{gpus: [{{type: a100-80gb, count: 3}}], sharing: {sharing}}}"
         facts: dict[str, Facts] = {
             f"e{at}": engine(fixed=0.4, per_token=0.001, gpu=True),
             f"f{at}": engine(fixed=0.4, per_token=0.001, gpu=True),
             f"c{at}": llm(2.0, 0.02, gpu=True),
+            f"p{at}": pictures(fixed=0.4, per_token=0.001, gpu=True),
         }
         found.append((parse(f"gapless: 1\nhardware: {hardware}\ntiers: {TIERS[1]}\nmodels:\n{models}"), facts))
     return found

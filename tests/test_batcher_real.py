@@ -188,7 +188,7 @@ def simulated_rate(batching: Batching, work: float, race: Race) -> float:
         count += 1
         batcher.submit(Arrived(moment, 1))
 
-    batcher = Batcher(events, batching, Alone(events), lambda batch: work, ended, race)
+    batcher = Batcher(events, batching, Alone(events, lambda batch: work), ended, race)
     for user in range(2):
         events.at(user, partial(batcher.submit, Arrived(user, 1)))
     events.run(span)

@@ -109,7 +109,7 @@ def closed_loop(batching: Batching, users: int, race: Race) -> tuple[float, floa
         if moment < until:
             batcher.submit(Arrived(moment, 1))
 
-    batcher = Batcher(events, batching, Alone(events), lambda batch: 21.7 * MS, ended, race)
+    batcher = Batcher(events, batching, Alone(events, lambda batch: 21.7 * MS), ended, race)
     for user in range(users):
         events.at(user, partial(batcher.submit, Arrived(user, 1)))
     events.run(until)

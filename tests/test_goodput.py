@@ -65,7 +65,7 @@ def test_what_was_refused_is_not_good_whatever_was_promised() -> None:
     assert is_good(ANSWER, None)
 
 
-def test_goodput_is_a_rate_over_all_models() -> None:
+def test_goodput_is_a_rate_of_each_model_and_tier_beside_what_was_offered() -> None:
     text = """
 gapless: 1
 tiers: {interactive: {}, batch: {}}
@@ -79,4 +79,7 @@ models:
     models = dict(parse(text).models)
     late = replace(ANSWER, first=1101 * MS)
     other = replace(late, tier="batch")  # which has no target
-    assert goodput([ANSWER, late, other, ANSWER], models, 2 * 10**9) == 3 / 2
+    assert goodput([ANSWER, late, other, ANSWER], models, 2 * 10**9) == {
+        ("chat", "batch"): (0.5, 0.5),
+        ("chat", "interactive"): (1.0, 1.5),
+    }

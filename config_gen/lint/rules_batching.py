@@ -154,8 +154,10 @@ def ordering_void(model: Model, repository: Repository) -> Iterator[Spot]:
 )
 def variable_dims(model: Model, repository: Repository) -> Iterator[Spot]:
     if model.batches and model.config.max_batch_size > 1 and not model.decoupled:
+        padded = any(tensor.optional and -1 not in tensor.dims for tensor in model.config.input)
         for place, tensor in enumerate(model.config.input):
-            if -1 in tensor.dims and not tensor.allow_ragged_batch:
+            instead = padded and tensor.optional  # clients may send the one that batches; optional-inputs tells of both
+            if -1 in tensor.dims and not tensor.allow_ragged_batch and not instead:
                 what = f"input '{cut(tensor.name)}' has a variable dimension and no allow_ragged_batch"
                 yield at(model, what, "input", place, "dims")
 
