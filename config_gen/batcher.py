@@ -36,9 +36,7 @@ class Batcher:
         policies = batching.levels or (batching.default_policy,)
         self._queues = LevelQueues(policies)
         plain = not batching.levels and policies[0].timeout is None and policies[0].max_queue is None
-        self._instances = Instances(
-            events, batching, device, prefetch=plain, woken=self._wake, ended=ended, race=race
-        )
+        self._instances = Instances(events, batching, device, prefetch=plain, woken=self._wake, ended=ended, race=race)
         self._payload = Payload()  # the one that is filled
         self._full = False  # payload_saturated_
         self._pending = 0  # rows the next batch would take

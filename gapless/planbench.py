@@ -65,7 +65,9 @@ class Bench:
                 samples, _ = run_job(Job(url, planned, self.duration, DRAIN))
         found = goodput(samples, {part.name: part.model for part in self.parts}, self.duration)
         good = sum(rate.good for rate in found.values())
-        each = ", ".join(f"{model} {tier} {rate.good:.1f} of {rate.offered:.1f}" for (model, tier), rate in found.items())
+        each = ", ".join(
+            f"{model} {tier} {rate.good:.1f} of {rate.offered:.1f}" for (model, tier), rate in found.items()
+        )
         self.console.print(f"{what}: {good:.1f} good requests/s ({each})", highlight=False, soft_wrap=True)
         return good
 

@@ -85,7 +85,9 @@ def test_limited_executions_beyond_the_most_wait_in_their_order_and_others_do_no
     device = Shared(events, 10.0, most=2)
     for name in ("first", "second", "third", "fourth"):
         place = device.place(1.0, limited=True)
-        place.admit(lambda ended, place=place: place.begin(1000, ended), lambda name=name: found.append((name, events.now)))
+        place.admit(
+            lambda ended, place=place: place.begin(1000, ended), lambda name=name: found.append((name, events.now))
+        )
     device.place(1.0).begin(1500, lambda: found.append(("free", events.now)))
     events.run()
     assert found == [("first", 1000), ("second", 1000), ("free", 1500), ("third", 2000), ("fourth", 2000)]

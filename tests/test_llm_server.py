@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 
 import pytest
 
 from config_gen.arrivals import arrivals
+from config_gen.batcher import Arrived
 from config_gen.batching import Batching
 from config_gen.joint import run
 from config_gen.llm_load import requests
@@ -42,6 +44,10 @@ models:
 SECONDS = 40
 
 
+def unprepared(batch: Sequence[Arrived]) -> tuple[float, float]:
+    return 0.0, 1.0
+
+
 @pytest.fixture(scope="module")
 def chat() -> LlmModel:
     model = SPEC.models["chat"]
@@ -75,7 +81,9 @@ def test_another_model_on_the_same_cores_makes_it_slower_and_on_others_does_not(
     chat: LlmModel, embed: OnnxModel
 ) -> None:
     def beside(device: str) -> float:
-        other = Unary("embed", embed, "embed/", (device,), 2.0, Batching(8), lambda batch: 15e6, {"interactive": 1})
+        other = Unary(
+            "embed", embed, "embed/", (device,), 2.0, Batching(8), unprepared, lambda batch: 15e6, {"interactive": 1}
+        )
         devices = {"host": Capacity(2.0), "elsewhere": Capacity(2.0)}
         seen = run([decoding(chat), other], devices, Load(SECONDS * 10**9))
         return percentile(seen.latencies["chat", "interactive", "itl"], Fraction(1, 2))
@@ -99,9 +107,9 @@ def test_two_engines_share_what_one_gets(chat: LlmModel) -> None:
 
 def test_what_was_asked_before_is_answered_from_the_cache(embed: OnnxModel) -> None:
     def served(repeats: float) -> Unary:
-        return Unary(
-            "embed", embed, "", ("host",), 2.0, Batching(8), lambda batch: 5e6, {"interactive": 1}, 1000, repeats
-        )
+        levels = {"interactive": 1}
+        batching = Batching(8)
+        return Unary("embed", embed, "", ("host",), 2.0, batching, unprepared, lambda batch: 5e6, levels, 1000, repeats)
 
     load = Load(SECONDS * 10**9)
     hits = run([served(0.25)], {"host": Capacity(2.0)}, load).latencies["embed", "interactive", "e2e"]
@@ -109,3 +117,26 @@ def test_what_was_asked_before_is_answered_from_the_cache(embed: OnnxModel) -> N
     assert len(hits) == len(misses)
     assert sum(value == 1000 for value in hits) == int(len(hits) * 0.25)
     assert all(value > 5e6 for value in misses)
+
+
+def test_items_are_prepared_on_the_host_and_computed_elsewhere(chat: LlmModel, embed: OnnxModel) -> None:
+    """With 3 ms of one core before each and 1 ms on a card, an answer takes 4 ms; with the core taken, more."""
+
+    def p50(cores: float) -> float:
+        one = Unary(
+            "embed",
+            embed,
+            "",
+            ("card",),
+            1.0,
+            Batching(1),
+            lambda batch: (3e6, 1),
+            lambda batch: 1e6,
+            {"interactive": 1},
+        )
+        taker = Decoding("chat", chat, "", ("host",), 1.0, CONFIG, LAW)
+        seen = run([one, taker], {"host": Capacity(cores), "card": Capacity(1.0)}, Load(SECONDS * 10**9))
+        return percentile(seen.latencies["embed", "interactive", "e2e"], Fraction(1, 2))
+
+    assert p50(2.0) == 4e6
+    assert p50(1.0) > 5e6
