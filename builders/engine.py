@@ -29,7 +29,7 @@ from builders.report import Built, Row, built_from, choose, knee_of, verdict
 from builders.runtimes import Runnable, base_stamp, choose_runtime, runnable, runs_here
 from builders.sources import exported
 from builders.stages import key_of, stage
-from config_gen.spec import SERVING, OnnxModel
+from config_gen.sla.spec import SERVING, OnnxModel
 from engines.errors import EngineError
 from engines.grouping import fit
 from engines.runner import preparation

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from builders.errors import BuildError
 from builders.users_code import load_callable, users_code
-from config_gen.spec import Accuracy
+from config_gen.sla.spec import Accuracy
 from engines.session import Arrays, Session
 
 Outputs = list[dict[str, NDArray[Any]]]  # one dict a batch, first axis the items

@@ -22,7 +22,7 @@ from builders.progress import Progress
 from builders.search import Found, Search
 from builders.sources import Exported, versions
 from builders.stages import stage
-from config_gen.spec import Accuracy, OnnxModel
+from config_gen.sla.spec import Accuracy, OnnxModel
 from engines.cpu import adds_int8_exactly
 from engines.runner import Preparation
 from engines.session import Arrays, OnnxSession, Session

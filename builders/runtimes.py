@@ -16,8 +16,8 @@ from builders.precisions import Candidate
 from builders.progress import Progress
 from builders.sources import Exported, versions
 from builders.stages import stage
-from config_gen.spec import Engine as Asked
-from config_gen.spec import OnnxModel
+from config_gen.sla.spec import Engine as Asked
+from config_gen.sla.spec import OnnxModel
 from engines.cpu import adds_int8_exactly
 from engines.session import Session, session_on
 from engines.stamp import TENSORRT, Stamp, compute_capability

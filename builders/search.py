@@ -15,7 +15,7 @@ from builders.bias import Shifts, biases, corrected, shifts
 from builders.gate import Outputs, Score, damage, judge, outputs_of
 from builders.int8 import METHODS, Prepared, for_onnxruntime, quantized
 from builders.progress import Progress
-from config_gen.spec import Accuracy
+from config_gen.sla.spec import Accuracy
 from engines.session import Arrays, OnnxSession
 
 RANKED_ON = 6  # batches: damage differs by orders of magnitude between layers, some dozens of items tell it

@@ -25,7 +25,7 @@ from builders.progress import Progress
 from builders.source import wheel_files
 from builders.stages import stage
 from builders.users_code import users_code
-from config_gen.spec import OnnxModel
+from config_gen.sla.spec import OnnxModel
 from engines.session import OnnxSession, random_inputs
 from engines.stamp import Feed, TensorSpec, digest
 from engines.texts import IDS, MASK, TYPES

@@ -23,10 +23,10 @@ from builders.latency import measure
 from builders.progress import quiet
 from builders.sources import exported
 from config_gen.batching import Batching
-from config_gen.config_text import commented
-from config_gen.repository import CONFIG
-from config_gen.spec import OnnxModel
-from config_gen.triton_config import config
+from config_gen.sla.spec import OnnxModel
+from config_gen.triton.config_text import commented
+from config_gen.triton.repository import CONFIG
+from config_gen.triton.triton_config import config
 from engines.runner import Runner
 from engines.session import OnnxSession, Session, constant_inputs, open_session
 from engines.stamp import Stamp

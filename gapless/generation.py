@@ -7,8 +7,8 @@ import shlex
 from pathlib import Path
 
 from config_gen.plan import Plan
-from config_gen.repository import Origin, files
-from config_gen.repository_files import Change, changes, write
+from config_gen.triton.repository import Origin, files
+from config_gen.triton.repository_files import Change, changes, write
 from gapless.parts import REPOSITORY
 
 

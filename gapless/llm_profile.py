@@ -18,8 +18,8 @@ from random import Random
 from builders.llm import STAMP
 from builders.placing import locked
 from builders.progress import Progress, quiet
-from config_gen.arrivals import Arrival, arrivals
-from config_gen.spec import Lengths, LlmModel, LlmTraffic
+from config_gen.sla.arrivals import Arrival, arrivals
+from config_gen.sla.spec import Lengths, LlmModel, LlmTraffic
 from decode import bench
 from decode.assembly import build_executor, engine_config
 from decode.executors.cost_model import LawError, Measured, Step

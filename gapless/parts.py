@@ -6,8 +6,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from config_gen.arrivals import chance
-from config_gen.spec import LlmModel, OnnxModel, Spec, SpecError
+from config_gen.sla.arrivals import chance
+from config_gen.sla.spec import LlmModel, OnnxModel, Spec, SpecError
 from engines.stamp import FILE, Stamp
 from gapless.errors import UsageError
 from loadtest import prompts

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from config_gen.plan import Plan, Prediction
-from config_gen.quantity import show_duration, show_percentile
-from config_gen.serve_args import flags
+from config_gen.sla.quantity import show_duration, show_percentile
+from config_gen.triton.serve_args import flags
 
 LONGEST = 40  # characters of a value that is shown
 

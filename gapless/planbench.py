@@ -20,7 +20,7 @@ from rich.console import Console
 
 from config_gen.batching import Batching
 from config_gen.plan import ModelPlan, Plan
-from config_gen.repository import Origin, files
+from config_gen.triton.repository import Origin, files
 from gapless.batching import row
 from gapless.child import server
 from loadtest.goodput import goodput

@@ -11,10 +11,10 @@ from pathlib import Path
 from builders.llm import built_from
 from config_gen.facts import Correction, Facts, LlmFacts, OnnxFacts
 from config_gen.plan import Plan
-from config_gen.planner import Tell, quiet
-from config_gen.plans import plan
+from config_gen.planning.planner import Tell, quiet
+from config_gen.planning.plans import plan
 from config_gen.profile import Profile, ProfileError
-from config_gen.spec import LlmModel, OnnxModel, Spec, load
+from config_gen.sla.spec import LlmModel, OnnxModel, Spec, load
 from decode.assembly import ACTIVATIONS, CPU_SWAP_RATE, GPU_SWAP_RATE, KV_BYTES
 from decode.executors.cost_model import LawError, Measured
 from decode.executors.gpu_cost import GpuError, GpuLaw, ModelShape, gpu_table

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from config_gen.repository import FLAGS
-from config_gen.serve_args import FlagError
-from config_gen.serve_args import read as flags_in
+from config_gen.triton.repository import FLAGS
+from config_gen.triton.serve_args import FlagError
+from config_gen.triton.serve_args import read as flags_in
 from gapless.errors import UsageError
 
 # What the launcher says in any case, and for a plain tritonserver stands in the file.

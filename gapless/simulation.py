@@ -11,10 +11,10 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from config_gen.arrivals import Arrival, arrivals
-from config_gen.llm_load import requests
 from config_gen.percentiles import Counted
-from config_gen.spec import LlmModel
+from config_gen.simulation.llm_load import requests
+from config_gen.sla.arrivals import Arrival, arrivals
+from config_gen.sla.spec import LlmModel
 from decode.config import EngineConfig
 from decode.executors.cost_model import Law
 from decode.outcome import GAP, Outcome, TierRecord

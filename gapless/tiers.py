@@ -15,7 +15,7 @@ from urllib.request import urlopen
 
 from rich.console import Console
 
-from config_gen.spec import LlmModel, LlmTraffic
+from config_gen.sla.spec import LlmModel, LlmTraffic
 from decode import step_log
 from gapless import tiers_report
 from gapless.child import launched

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from math import exp, log
 from typing import Literal
 
-from config_gen.arrivals import Z95
-from config_gen.spec import Lengths, LlmTraffic
+from config_gen.sla.arrivals import Z95
+from config_gen.sla.spec import Lengths, LlmTraffic
 from loadtest.run import LoadtestError
 from loadtest.samples import Sample
 

@@ -18,8 +18,8 @@ import tritonclient.grpc as triton
 
 from config_gen.facts import Correction
 from config_gen.plan import Plan
-from config_gen.serving import FRONT
-from config_gen.spec import LlmModel, Spec
+from config_gen.simulation.serving import FRONT
+from config_gen.sla.spec import LlmModel, Spec
 from gapless.child import launched
 from gapless.commands.loadtest import load_models
 from loadtest.report import Report

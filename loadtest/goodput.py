@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from config_gen.spec import LlmModel, OnnxModel, Targets
+from config_gen.sla.spec import LlmModel, OnnxModel, Targets
 from loadtest.samples import Sample
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from config_gen.quantity import show_duration, show_percentile
+from config_gen.sla.quantity import show_duration, show_percentile
 from loadtest.run import Client
 from loadtest.verdict import METRICS, SHOWN, ClassSummary, Verdict, lag_reason
 

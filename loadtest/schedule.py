@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from heapq import merge
 from random import Random
 
-from config_gen.arrivals import Arrival, arrivals, unary_arrivals
-from config_gen.spec import LlmModel, OnnxModel
+from config_gen.sla.arrivals import Arrival, arrivals, unary_arrivals
+from config_gen.sla.spec import LlmModel, OnnxModel
 from loadtest.prompts import Prompts
 from loadtest.samples import POOL, Planned
 

@@ -11,8 +11,8 @@ from fractions import Fraction
 from typing import Literal
 
 from config_gen.percentiles import percentile, samples_needed
-from config_gen.quantity import show_duration, show_percentile
-from config_gen.spec import Targets
+from config_gen.sla.quantity import show_duration, show_percentile
+from config_gen.sla.spec import Targets
 from loadtest.run import Client
 from loadtest.samples import Sample
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from config_gen.batcher import Alone, Arrived, Batcher, Race
 from config_gen.batching import Batching
-from config_gen.events import Events
+from config_gen.simulation.batcher import Alone, Arrived, Batcher, Race
+from config_gen.simulation.events import Events
 
 MS = 1_000_000
 LUCKY = Race(lost=0, late=0)  # the batcher never looks too early

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from sleeping_triton import Answer
 
-from config_gen.batcher import Arrived, Race, simulate
 from config_gen.batching import Batching
 from config_gen.percentiles import percentile
+from config_gen.simulation.batcher import Arrived, Race, simulate
 
 MS = 1_000_000
 SEEDS = 10  # simulations of the same load

@@ -17,7 +17,7 @@ from builders.gate import outputs_of
 from builders.int8 import Prepared, calibrate
 from builders.report import Built
 from builders.search import Found, Search
-from config_gen.spec import Accuracy, OnnxModel
+from config_gen.sla.spec import Accuracy, OnnxModel
 from engines.session import OnnxSession
 from engines.stamp import FILE, Stamp
 

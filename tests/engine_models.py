@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from builders.engine import build_engine
 from config_gen.batching import Batching
-from config_gen.spec import OnnxModel
+from config_gen.sla.spec import OnnxModel
 from engines.stamp import Feed, Stamp, TensorSpec, digest
 from gapless.engine_plan import engine_plan
 from gapless.model_files import add_model

@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from config_gen.batching import Batching, QueuePolicy
-from config_gen.llm_tensors import INPUTS, OUTPUTS
 from config_gen.plan import Knob, ModelPlan, Plan, Tensor, WarmUp
+from config_gen.triton.llm_tensors import INPUTS, OUTPUTS
 
 TEXT, VECTOR = Tensor("text", "TYPE_STRING", (1,)), Tensor("vector", "TYPE_FP32", (384,))
 TYPES = ["TYPE_STRING", "TYPE_FP32", "TYPE_FP16", "TYPE_INT64", "TYPE_UINT8", "TYPE_BOOL"]

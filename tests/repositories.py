@@ -8,11 +8,11 @@ from pathlib import Path
 from plans import chat
 
 from config_gen.batching import Batching, QueuePolicy
-from config_gen.config_text import commented
 from config_gen.plan import ModelPlan, Plan, Tensor
-from config_gen.repository import Origin, files
-from config_gen.repository_files import changes, write
-from config_gen.triton_config import config
+from config_gen.triton.config_text import commented
+from config_gen.triton.repository import Origin, files
+from config_gen.triton.repository_files import changes, write
+from config_gen.triton.triton_config import config
 
 HERE = Path(__file__).resolve().parent
 CHAT_MODEL = HERE.parent / "decode" / "served" / "model.py"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from config_gen.spec import Spec, parse
+from config_gen.sla.spec import Spec, parse
 
 CHAT = """
   chat:

@@ -7,7 +7,7 @@ from itertools import product
 from planning import engine, llm, pictures
 
 from config_gen.facts import Facts
-from config_gen.spec import Spec, parse
+from config_gen.sla.spec import Spec, parse
 
 TIERS = (
     "{interactive: {weight: 8}}",

@@ -23,7 +23,7 @@ signal socket subprocess tempfile threading time uuid
 """
 IMPURE = set(IMPURE_NAMES.split())
 # The SLA file as read, the units it is written in, who arrives when by it, and how a percentile is taken.
-SPEC = {"config_gen.spec", "config_gen.quantity", "config_gen.arrivals", "config_gen.percentiles"}
+SPEC = {"config_gen.sla.spec", "config_gen.sla.quantity", "config_gen.sla.arrivals", "config_gen.percentiles"}
 # The production scheduler on a virtual clock, and what a step costs there: pure, too.
 SIMULATION_NAMES = "clock config driver engine options outcome plan simulator types warm_up"
 SIMULATION = {f"decode.{name}" for name in SIMULATION_NAMES.split()} | {
@@ -41,7 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "observe": SPEC,
 }
 EXTRA = {
-    ("config_gen.unary_search", "engines.grouping"),  # how a batch is computed, by the very code that does it
+    ("config_gen.planning.unary_search", "engines.grouping"),  # how a batch is computed, by the very code that does it
     ("decode.triton_io", "observe.metrics"),  # the declarations of the metrics that it sets
     ("engines.triton_io", "decode.supervision"),  # one line to the launcher for all models
     ("engines.served.model", "decode.stub"),  # one check of the stub for all models
@@ -136,7 +136,7 @@ def test_the_core_is_there() -> None:
         ("decode/types.py", "from .executors.base import Executor", "core imports itself"),
         ("decode/driver.py", "import triton_python_backend_utils as pb_utils", "Python backend"),
         ("gapless/cli.py", "import triton_python_backend_utils", "Python backend"),
-        ("decode/service.py", "from config_gen.spec import Spec", "of other rooms"),
+        ("decode/service.py", "from config_gen.sla.spec import Spec", "of other rooms"),
         ("decode/service.py", "from observe.metrics import TTFT", "of other rooms"),
         ("decode/triton_io.py", "import observe.alerts", "of other rooms"),
         ("decode/service.py", "import gapless", "of other rooms"),
@@ -145,14 +145,14 @@ def test_the_core_is_there() -> None:
         ("loadtest/run.py", "from config_gen.plan import Plan", "of other rooms"),
         ("observe/rules.py", "import decode.engine", "of other rooms"),
         ("config_gen/simulate.py", "from decode.service import Service", "of other rooms"),
-        ("config_gen/spec.py", "import torch", "must not know torch"),
+        ("config_gen/sla/spec.py", "import torch", "must not know torch"),
         ("decode/served/model.py", "from gapless import cli", "of other rooms"),
         ("decode/executors/torch_paged.py", "from decode.engine import Engine", "not who makes them"),
         ("decode/service.py", "from decode import triton_io", "is the edge"),
     ],
 )
 def test_a_planted_violation_is_found(tmp_path: Path, where: str, source: str, why: str) -> None:
-    for module in ("decode/sampler.py", "decode/triton_io.py", "decode/executors/base.py", "config_gen/spec.py"):
+    for module in ("decode/sampler.py", "decode/triton_io.py", "decode/executors/base.py", "config_gen/sla/spec.py"):
         (tmp_path / module).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / module).write_text("")
     planted = tmp_path / where
@@ -168,7 +168,7 @@ def test_a_planted_violation_is_found(tmp_path: Path, where: str, source: str, w
         ("decode/engine.py", "from collections import deque\nfrom decode import policy\nfrom .types import Request"),
         ("decode/triton_io.py", "import triton_python_backend_utils\nfrom observe.metrics import TTFT"),
         ("decode/service.py", "import threading\nimport torch"),
-        ("loadtest/run.py", "from config_gen.spec import Spec\nimport locust"),
+        ("loadtest/run.py", "from config_gen.sla.spec import Spec\nimport locust"),
         ("config_gen/simulate.py", "from decode.engine import Engine"),
         ("gapless/commands/serve.py", "import builders.llm\nfrom decode.service import Service"),
         ("decode/served/model.py", "import triton_python_backend_utils\nfrom decode import triton_io"),

@@ -8,8 +8,8 @@ from batcher_cases import LUCKY, MS, UNLUCKY, at, cost, observed, shape
 from hypothesis import given
 from hypothesis import strategies as st
 
-from config_gen.batcher import Arrived, Race
 from config_gen.batching import Batching, QueuePolicy
+from config_gen.simulation.batcher import Arrived, Race
 
 moments = st.lists(st.integers(0, 1_500_000).map(lambda µs: 1000 * µs), max_size=60).map(sorted)
 

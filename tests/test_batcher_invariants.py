@@ -9,8 +9,8 @@ from batcher_cases import MS, cost, observed
 from hypothesis import given
 from hypothesis import strategies as st
 
-from config_gen.batcher import Arrived, Race, simulate
 from config_gen.batching import Batching, QueuePolicy
+from config_gen.simulation.batcher import Arrived, Race, simulate
 
 policies = st.builds(
     QueuePolicy,

@@ -17,9 +17,9 @@ import pytest
 from batcher_measured import MS, Compared, compare, executions, idle_gaps, joined_share, lost_share, measured_cost
 from sleeping_triton import Answer, Client, add_sleeper, neighbours, triton
 
-from config_gen.batcher import POLL, Alone, Arrived, Batcher, Race, simulate
 from config_gen.batching import Batching, QueuePolicy
-from config_gen.events import Events
+from config_gen.simulation.batcher import POLL, Alone, Arrived, Batcher, Race, simulate
+from config_gen.simulation.events import Events
 
 BASE, ROW = 80, 10  # ms an execution sleeps, and for each row
 SECONDS = 22.0

@@ -7,9 +7,9 @@ from functools import partial
 import pytest
 from batcher_cases import LUCKY, MS, UNLUCKY, at, observed, shape
 
-from config_gen.batcher import POLL, Alone, Arrived, Batcher, Race, simulate
 from config_gen.batching import Batching, QueuePolicy
-from config_gen.events import Events
+from config_gen.simulation.batcher import POLL, Alone, Arrived, Batcher, Race, simulate
+from config_gen.simulation.events import Events
 
 
 def test_a_level_that_is_not_declared_is_the_default() -> None:

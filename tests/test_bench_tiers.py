@@ -13,8 +13,8 @@ import typer
 from plans import chat
 from repositories import configure
 
-from config_gen.arrivals import lognormal
-from config_gen.spec import Lengths, load
+from config_gen.sla.arrivals import lognormal
+from config_gen.sla.spec import Lengths, load
 from gapless import tiers, tiers_load
 from gapless.commands import bench_tiers
 from gapless.model_files import add_model

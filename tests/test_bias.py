@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from builders.bias import biases, corrected, shifts
 from builders.int8 import calibrate, quantized
-from config_gen.spec import Accuracy
+from config_gen.sla.spec import Accuracy
 
 
 def biased_chain() -> onnx.ModelProto:

@@ -22,7 +22,7 @@ import engines.stamp
 from builders.errors import BuildError
 from builders.search import fewest
 from builders.sources import exported
-from config_gen.spec import Accuracy
+from config_gen.sla.spec import Accuracy
 from engines.errors import EngineError, ItemError
 from engines.grouping import fit, groups
 from engines.session import open_session

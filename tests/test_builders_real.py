@@ -28,7 +28,7 @@ from builders.precisions import Candidate
 from builders.progress import quiet
 from builders.runtimes import optimization_profiles
 from builders.source import resolve
-from config_gen.spec import OnnxModel, load
+from config_gen.sla.spec import OnnxModel, load
 
 SPEC = load(Path(__file__).resolve().parent.parent / "sla" / "demo.yaml")
 NAMES, PRECISIONS = ("embed", "classify"), ("int8", "fp16")

@@ -21,7 +21,7 @@ from builders import runtimes
 from builders.compile import Compiled, Options, Profile, _configure, _flags, compile_plan
 from builders.errors import BuildError
 from builders.runtimes import choose_runtime, length_buckets, optimization_profiles
-from config_gen.spec import Engine
+from config_gen.sla.spec import Engine
 from engines.stamp import TensorSpec
 
 INPUTS = [TensorSpec("x", "float32", (-1, 4))]

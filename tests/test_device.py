@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from config_gen.device import Shared
-from config_gen.events import Events
+from config_gen.simulation.device import Shared
+from config_gen.simulation.events import Events
 
 
 def ends(capacity: float, jobs: list[tuple[int, int, float]]) -> list[int]:

@@ -11,8 +11,8 @@ from engine_models import array_engine, graph, stamped, text_engine
 from onnx import TensorProto, helper
 
 from config_gen.batching import Batching
-from config_gen.model_config import parse
 from config_gen.plan import Tensor
+from config_gen.triton.model_config import parse
 from engines.stamp import Feed, Stamp
 from gapless import batching
 from gapless.engine_plan import engine_plan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from config_gen.events import Events
+from config_gen.simulation.events import Events
 
 
 def test_events_run_in_the_order_of_their_moments_and_of_asking() -> None:

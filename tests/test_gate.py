@@ -9,7 +9,7 @@ import pytest
 
 from builders.errors import BuildError
 from builders.gate import Outputs, damage, judge
-from config_gen.spec import Accuracy
+from config_gen.sla.spec import Accuracy
 
 RANDOM = np.random.default_rng(0)
 WANTED: Outputs = [{"y": RANDOM.standard_normal((rows, 3, 2)).astype(np.float32)} for rows in (4, 4, 2)]

@@ -14,10 +14,10 @@ from plans import chat, embed, plan, stats
 from typer import Typer
 from typer.testing import CliRunner, Result
 
-from config_gen.model_config import parse
 from config_gen.plan import Knob, Plan, Prediction
-from config_gen.repository import RepositoryError
-from config_gen.triton_config import config
+from config_gen.triton.model_config import parse
+from config_gen.triton.repository import RepositoryError
+from config_gen.triton.triton_config import config
 from gapless import serve_flags
 from gapless.commands import generate
 from gapless.errors import UsageError

@@ -24,8 +24,8 @@ from repositories import generate
 from serving import ROOT, Serving, serve, tensor, wait_for
 
 from config_gen.batching import Batching, QueuePolicy
-from config_gen.model_config import proto
 from config_gen.plan import Knob, ModelPlan, Plan, Tensor, WarmUp
+from config_gen.triton.model_config import proto
 from gapless.tritonserver import find_server
 
 MODELS = ROOT / "tests" / "models"

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from config_gen.spec import Targets, parse
+from config_gen.sla.spec import Targets, parse
 from loadtest.goodput import goodput, is_good
 from loadtest.samples import Sample
 

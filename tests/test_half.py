@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from builders.gate import judge
 from builders.half import converted, emulated, kept_in_fp32, largest_values
-from config_gen.spec import Accuracy
+from config_gen.sla.spec import Accuracy
 from engines.session import OnnxSession
 
 WIDTH = 32

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 
 from builders.gate import judge
 from builders.int8 import METHODS, Prepared, calibrate, quantizable, quantized
-from config_gen.spec import Accuracy
+from config_gen.sla.spec import Accuracy
 
 
 def with_outlier_layer(at: int, layers: int = 4, width: int = 24) -> tuple[onnx.ModelProto, Any]:

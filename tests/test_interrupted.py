@@ -15,7 +15,7 @@ WRITING = (
     + """
 from plans import embed, plan
 from gapless.commands import generate
-from config_gen import repository_files
+from config_gen.triton import repository_files
 generate.planned = lambda sla, out: plan(embed("one"), embed("two"))
 written = repository_files._write_through
 def interrupted(path, data):

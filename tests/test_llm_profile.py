@@ -15,7 +15,7 @@ import tiny_models
 import yaml
 
 from builders.llm import build_llm
-from config_gen.spec import LlmModel
+from config_gen.sla.spec import LlmModel
 from decode.executors.cost_model import Measured
 from decode.executors.gpu_cost import StepWork
 from gapless import llm_profile

@@ -7,14 +7,14 @@ from fractions import Fraction
 
 import pytest
 
-from config_gen.arrivals import arrivals
-from config_gen.batcher import Arrived
 from config_gen.batching import Batching
-from config_gen.joint import run
-from config_gen.llm_load import requests
 from config_gen.percentiles import Counted, percentile
-from config_gen.serving import Capacity, Decoding, Load, Unary
-from config_gen.spec import LlmModel, OnnxModel, parse
+from config_gen.simulation.batcher import Arrived
+from config_gen.simulation.joint import run
+from config_gen.simulation.llm_load import requests
+from config_gen.simulation.serving import Capacity, Decoding, Load, Unary
+from config_gen.sla.arrivals import arrivals
+from config_gen.sla.spec import LlmModel, OnnxModel, parse
 from decode.config import EngineConfig, TierConfig
 from decode.executors.cost_model import Fit, FittedLaw
 from decode.outcome import GAP

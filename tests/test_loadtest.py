@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from config_gen.arrivals import lognormal
 from config_gen.percentiles import percentile, samples_needed
-from config_gen.spec import Lengths, LlmModel, LlmTraffic, Targets
+from config_gen.sla.arrivals import lognormal
+from config_gen.sla.spec import Lengths, LlmModel, LlmTraffic, Targets
 from loadtest import samples
 from loadtest.capacity import served_requests
 from loadtest.prompts import by_words

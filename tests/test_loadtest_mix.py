@@ -15,8 +15,8 @@ from PIL import Image
 from sla_files import CHAT, CLASSIFY, EMBED, spec, text
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from config_gen.arrivals import lognormal
-from config_gen.spec import parse
+from config_gen.sla.arrivals import lognormal
+from config_gen.sla.spec import parse
 from gapless.parts import pick_parts
 from loadtest import unary
 from loadtest.pictures import picture

@@ -17,7 +17,7 @@ from serving import Serving, serve
 
 from config_gen.batching import QueuePolicy
 from config_gen.plan import Tensor
-from config_gen.spec import parse
+from config_gen.sla.spec import parse
 from gapless.parts import pick_parts
 from loadtest import capacity, run
 from loadtest.samples import Planned, Sample

@@ -17,8 +17,8 @@ import pytest
 from plans import chat, plan
 from repositories import generate
 
-from config_gen.llm_options import options
-from config_gen.spec import parse
+from config_gen.planning.llm_options import options
+from config_gen.sla.spec import parse
 from gapless.child import ChildError, server
 from gapless.commands.demo import LOG, REPOSITORY
 from gapless.model_files import add_model

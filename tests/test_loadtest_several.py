@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from sla_files import CHAT, CLASSIFY, EMBED, IDLE, spec
 
-from config_gen.spec import SpecError
+from config_gen.sla.spec import SpecError
 from gapless.commands.loadtest import judged
 from gapless.errors import UsageError
 from gapless.parts import pick_llm, pick_parts

@@ -12,10 +12,10 @@ from planning import engine, llm
 
 from config_gen.facts import Correction, Facts
 from config_gen.plan import Plan
-from config_gen.plans import plan
-from config_gen.serving import FRONT
-from config_gen.spec import parse
-from config_gen.wishes import PlanError
+from config_gen.planning.plans import plan
+from config_gen.planning.wishes import PlanError
+from config_gen.simulation.serving import FRONT
+from config_gen.sla.spec import parse
 
 FILE = """
 gapless: 1

@@ -18,14 +18,14 @@ from serving import serve
 from specs import TIERS, cpu_specs, gpu_specs
 from test_generate_real import MODELS, meant, reported
 
-from config_gen.config_text import commented
 from config_gen.lint.findings import judge
 from config_gen.lint.repository import read
-from config_gen.model_config import parse
 from config_gen.plan import Plan
-from config_gen.plans import plan
-from config_gen.spec import parse as parse_spec
-from config_gen.triton_config import config
+from config_gen.planning.plans import plan
+from config_gen.sla.spec import parse as parse_spec
+from config_gen.triton.config_text import commented
+from config_gen.triton.model_config import parse
+from config_gen.triton.triton_config import config
 from gapless.tritonserver import find_server
 
 

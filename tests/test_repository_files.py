@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plans import anything, chat, embed, models, plan, stats
 
-from config_gen.model_config import parse
 from config_gen.plan import Knob, Plan
-from config_gen.repository import Origin, RepositoryError, files, is_as_written
-from config_gen.repository_files import changes, write
-from config_gen.serve_args import FlagError, flags, read
-from config_gen.triton_config import config
+from config_gen.triton.model_config import parse
+from config_gen.triton.repository import Origin, RepositoryError, files, is_as_written
+from config_gen.triton.repository_files import changes, write
+from config_gen.triton.serve_args import FlagError, flags, read
+from config_gen.triton.triton_config import config
 
 ORIGIN = Origin("sla.yaml", "gapless generate sla.yaml", "1.2.3")
 BOTH = plan(chat(parameters={"weights": "fp32"}), embed())

@@ -15,8 +15,8 @@ from statistics import mean
 
 import pytest
 
-from config_gen.arrivals import arrivals
-from config_gen.spec import LlmModel, LlmTraffic, load
+from config_gen.sla.arrivals import arrivals
+from config_gen.sla.spec import LlmModel, LlmTraffic, load
 from decode.clock import VirtualClock
 from decode.config import EngineConfig, TierConfig
 from decode.driver import Driver

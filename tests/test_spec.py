@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from config_gen import quantity
-from config_gen.llm_options import options
-from config_gen.spec import LlmModel, SpecError, load, parse
+from config_gen.planning.llm_options import options
+from config_gen.sla import quantity
+from config_gen.sla.spec import LlmModel, SpecError, load, parse
 from decode.options import ServiceOptions
 
 GOOD = """

@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 import yaml
 
-from config_gen.spec import SpecError, parse, schema
+from config_gen.sla.spec import SpecError, parse, schema
 
 BASE = {
     "gapless": "gapless: 1",

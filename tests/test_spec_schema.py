@@ -14,8 +14,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from config_gen import quantity
-from config_gen.spec import LlmModel, OnnxModel, load, parse, schema
+from config_gen.sla import quantity
+from config_gen.sla.spec import LlmModel, OnnxModel, load, parse, schema
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = Path(__file__).parent / "data" / "sla_example.yaml"

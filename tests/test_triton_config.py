@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from plans import VECTOR, chat, embed, models
 
 from config_gen.batching import Batching, QueuePolicy
-from config_gen.config_text import WIDTH, commented
-from config_gen.llm_tensors import INPUTS, OUTPUTS
-from config_gen.model_config import parse
 from config_gen.plan import Knob, ModelPlan, Tensor, WarmUp
-from config_gen.triton_config import config
+from config_gen.triton.config_text import WIDTH, commented
+from config_gen.triton.llm_tensors import INPUTS, OUTPUTS
+from config_gen.triton.model_config import parse
+from config_gen.triton.triton_config import config
 from decode.protocol import RawRequest
 
 MS, SECOND = 10**6, 10**9

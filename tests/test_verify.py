@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from config_gen.facts import Correction
 from config_gen.plan import Expectation, ModelPlan, Plan, Prediction
-from config_gen.spec import Targets
+from config_gen.sla.spec import Targets
 from decode.executors.cost_model import Fit, FittedLaw, Measured, RunError
 from gapless import corrections
 from gapless.errors import UsageError

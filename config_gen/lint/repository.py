@@ -19,7 +19,7 @@ from typing import Any
 
 from config_gen.lint import flags as launch
 from config_gen.lint.pbtxt import Field, scan
-from config_gen.model_config import parse
+from config_gen.triton.model_config import parse
 
 CONFIG, MODEL_PY = "config.pbtxt", "model.py"
 LARGEST = 1 << 20  # bytes of a text that is read; configurations of real models have some thousands

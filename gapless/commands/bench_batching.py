@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from config_gen.spec import OnnxModel, SpecError, load
+from config_gen.sla.spec import OnnxModel, SpecError, load
 from gapless import batching
 from gapless.commands.loadtest import duration_option
 from gapless.machine import describe

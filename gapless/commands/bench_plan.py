@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from config_gen.plans import plan
-from config_gen.spec import OnnxModel, Spec, SpecError, load
+from config_gen.planning.plans import plan
+from config_gen.sla.spec import OnnxModel, Spec, SpecError, load
 from gapless import batching, corrections, planbench
 from gapless.commands.loadtest import duration_option
 from gapless.machine import describe

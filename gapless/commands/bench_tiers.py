@@ -9,9 +9,9 @@ from typing import Annotated, Any, get_args
 import typer
 from rich.console import Console
 
-from config_gen.llm_options import options
-from config_gen.spec import Targets
-from config_gen.spec import load as read_spec
+from config_gen.planning.llm_options import options
+from config_gen.sla.spec import Targets
+from config_gen.sla.spec import load as read_spec
 from decode.config import Policy
 from decode.executors.model_config import Precision
 from gapless import tiers, tiers_load

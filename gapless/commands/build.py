@@ -19,7 +19,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from builders.llm import Built, build_llm
-from config_gen.spec import LlmModel, OnnxModel, Spec, SpecError, load
+from config_gen.sla.spec import LlmModel, OnnxModel, Spec, SpecError, load
 from decode.executors.model_config import ModelConfig
 from decode.text import Tokenizer
 from gapless.build_report import engine_json, show_engine

@@ -17,8 +17,8 @@ from rich.console import Console
 from config_gen.facts import Facts
 from config_gen.percentiles import samples_needed
 from config_gen.plan import Plan
-from config_gen.plans import plan
-from config_gen.spec import LlmModel, Spec, load
+from config_gen.planning.plans import plan
+from config_gen.sla.spec import LlmModel, Spec, load
 from gapless.child import server
 from gapless.commands.build import build, build_law, build_onnx
 from gapless.commands.loadtest import duration_option, load_models, progress_bar, tell

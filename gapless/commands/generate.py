@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from config_gen.plan import Plan
-from config_gen.repository import CONFIG, FLAGS
-from config_gen.repository_files import Change, write
+from config_gen.triton.repository import CONFIG, FLAGS
+from config_gen.triton.repository_files import Change, write
 from gapless.generation import pending
 from gapless.parts import REPOSITORY
 from gapless.plan_report import as_json, missed

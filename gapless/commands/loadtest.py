@@ -11,8 +11,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from config_gen import quantity
-from config_gen.spec import LlmModel, load
+from config_gen.sla import quantity
+from config_gen.sla.spec import LlmModel, load
 from gapless.parts import notes, pick_parts
 from gapless.results import check_outputs, write_json
 from loadtest import report, verdict

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from config_gen.spec import schema
+from config_gen.sla.spec import schema
 from gapless.errors import UsageError
 from gapless.parts import REPOSITORY
 from gapless.plan_report import as_json, show

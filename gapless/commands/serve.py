@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from config_gen.repository import CONFIG
+from config_gen.triton.repository import CONFIG
 from decode.options import ServiceOptions
 from gapless import serve_flags
 from gapless.errors import UsageError

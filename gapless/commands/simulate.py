@@ -13,9 +13,9 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from config_gen.arrivals import chance
-from config_gen.llm_options import options
-from config_gen.spec import LlmModel, Spec, load
+from config_gen.planning.llm_options import options
+from config_gen.sla.arrivals import chance
+from config_gen.sla.spec import LlmModel, Spec, load
 from decode.assembly import CPU_KV_MEMORY
 from decode.config import EngineConfig, Policy, pages_in
 from decode.executors.cost_model import Law, Measured

@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from config_gen.plan import Plan
-from config_gen.quantity import show_duration, show_percentile
-from config_gen.spec import load
+from config_gen.sla.quantity import show_duration, show_percentile
+from config_gen.sla.spec import load
 from gapless import corrections
 from gapless.commands.loadtest import duration_option
 from gapless.generation import generate_repository
