@@ -40,6 +40,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "loadtest": SPEC,
     "observe": SPEC,
 }
+# What packages of config_gen may import of each other; the modules beside them hold words that all use.
+INSIDE: dict[str, set[str]] = {
+    "sla": set(),
+    "simulation": {"sla"},
+    "planning": {"sla", "simulation", "triton"},
+    "triton": set(),
+    "lint": {"triton"},
+}
 EXTRA = {
     ("config_gen.planning.unary_search", "engines.grouping"),  # how a batch is computed, by the very code that does it
     ("decode.triton_io", "observe.metrics"),  # the declarations of the metrics that it sets
@@ -93,6 +101,8 @@ def breach(module: str, name: str) -> str | None:
         known = MAY_IMPORT[room]
         allowed = name in known or top in known or (module, name) in EXTRA
         return None if allowed else f"{room} may import of other rooms only {sorted(known) or 'nothing'}"
+    if room == top == "config_gen" and (why := breach_inside(*(f"{one}.".split(".")[1] for one in (module, name)))):
+        return why
     if top in FOREIGN.get(room, ()):
         return f"{room} must not know {top}"
     if module in CORE:
@@ -105,6 +115,14 @@ def breach(module: str, name: str) -> str | None:
     if (module.startswith("decode.executors") or module == "decode.sampler") and name in ABOVE_EXECUTORS:
         return "executors know plans, not who makes them"
     return None
+
+
+def breach_inside(package: str, other: str) -> str | None:
+    """Why this part of config_gen may not import the other, or None."""
+    if other == package or other not in INSIDE:
+        return None
+    known = INSIDE.get(package, set())
+    return None if other in known else f"config_gen.{package} may import of its room only {sorted(known) or 'words'}"
 
 
 def violations(root: Path) -> list[str]:
@@ -146,6 +164,8 @@ def test_the_core_is_there() -> None:
         ("observe/rules.py", "import decode.engine", "of other rooms"),
         ("config_gen/simulate.py", "from decode.service import Service", "of other rooms"),
         ("config_gen/sla/spec.py", "import torch", "must not know torch"),
+        ("config_gen/simulation/joint.py", "from config_gen.planning import plans", "of its room only ['sla']"),
+        ("config_gen/plan.py", "from config_gen.sla.spec import Spec", "of its room only words"),
         ("decode/served/model.py", "from gapless import cli", "of other rooms"),
         ("decode/executors/torch_paged.py", "from decode.engine import Engine", "not who makes them"),
         ("decode/service.py", "from decode import triton_io", "is the edge"),
