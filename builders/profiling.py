@@ -2,6 +2,7 @@
 
     rows      every batch of every length; on the CPU with 1, 2, 4, … threads, as instances that share the cores have
     prepare   what the server does to an item before it is computed: tokens of a text, pixels of a picture
+    cold      how many times as long a run after a pause takes: clocks and caches have to come up again
     memory    resident bytes of a fresh process that holds the engine; every instance in Triton is one
 
 config_gen.profile reads it. Must not know which engine is chosen, or why.
@@ -16,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ SHORT = 8  # tokens: the shortest length that is measured
 WIDE = 4  # times a length that the next one is at most: between them, time is taken for a straight line
 FEWEST_RUNS = 5  # of each shape, as most of them are run for long enough
 PREPARED, PREPARE_SECONDS = 9, 0.5  # times at least and, beyond that, seconds for which items are prepared
+PAUSED, PAUSE = 20, 0.05  # runs, and seconds before each of them
 RESIDENT = """
 import sys
 from pathlib import Path
@@ -68,7 +71,8 @@ def profile(
     found = measure(sessions, shapes, inputs, tell, fewest=FEWEST_RUNS)
     tell("measuring preparation and memory", 0, 0)
     most = found[str(counts[-1])]
-    prepare = preparation(stamp, folder)
+    prepare, session = preparation(stamp, folder), sessions[str(counts[-1])]
+    one = inputs(1, typical)
     return {
         "format": FORMAT,
         "runtime": stamp.runtime,
@@ -77,6 +81,7 @@ def profile(
         "host_memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "memory": resident(folder),
         "prepare": prepare_cost(prepare, items or [_example(prepare, typical)], stamp.max_batch_size),
+        "cold": coldness(lambda: session.run(one)),
         "typical_length": typical,
         "knee": {str(n): knee_of([row for row in most if row.length == n]) for n in lengths},
         "rows": [
@@ -85,6 +90,16 @@ def profile(
             for row in sorted(rows, key=lambda row: (row.length, row.batch))
         ],
     }
+
+
+def coldness(run: Callable[[], object]) -> float:
+    """Time of a run after PAUSE over that of one right after another, medians; at least 1."""
+    hot = [_timed(run) for _ in range(PAUSED)]
+    cold = []
+    for _ in range(PAUSED):
+        time.sleep(PAUSE)
+        cold.append(_timed(run))
+    return max(1.0, statistics.median(cold) / statistics.median(hot))
 
 
 def measured_lengths(typical: int, longest: int) -> list[int]:
@@ -102,15 +117,16 @@ def prepare_cost(prepare: Preparation, items: Sequence[Any], most: int) -> Mappi
     until = time.perf_counter() + PREPARE_SECONDS
     while len(alone) < PREPARED or time.perf_counter() < until:
         at = len(alone)
-        alone.append(_timed(prepare, [items[at % len(items)]]))
         many = [items[(at + more) % len(items)] for more in range(most)]
-        batched.append(_timed(prepare, many) / most)
+        alone.append(_timed(partial(prepare, many[:1])))
+        batched.append(_timed(partial(prepare, many)) / most)
     return {"p50": statistics.median(alone), "batched": statistics.median(batched)}
 
 
-def _timed(prepare: Preparation, items: Sequence[Any]) -> float:
+def _timed(run: Callable[[], object]) -> float:
+    """ms."""
     began = time.perf_counter()
-    prepare(items)
+    run()
     return (time.perf_counter() - began) * 1e3
 
 

@@ -45,6 +45,7 @@ class LlmFacts:
     cores: int = 0  # that a step was measured with, on the CPU
     host_memory: int = 0
     swap_page_time: int = 50_000  # ns to move a page to the host or back
+    cold: float = 1.0  # times as long that a step after a pause takes
     doubt: str = ""
 
 

@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 from pydantic.dataclasses import dataclass as checked
 
-FORMAT = 2  # of the file; another number means: measure again
+FORMAT = 3  # of the file; another number means: measure again
 STRICT = ConfigDict(strict=True, extra="forbid")
 Positive = Annotated[float, Field(gt=0, lt=1e9)]
 Whole = Annotated[int, Field(ge=0, le=2**50)]
@@ -55,12 +55,13 @@ class Prepare:
 class Profile:
     """The whole file. `memory`: resident bytes of a process that holds the engine and has computed the largest batch.
 
-    `cores` and `host_memory` (bytes) are those of the machine; `run_cost` is (of a run, of each padded token in it) in
+    `cores` and `host_memory` (bytes) are those of the machine; a run after a pause takes `cold` times as long as one
+    after another; `run_cost` is (of a run, of each padded token in it) in
     ms, of a text model; `typical_length` in tokens, 0 for what has no length; `knee` is the batch worth its latency,
     by length.
     """
 
-    format: Literal[2]
+    format: Literal[3]
     machine: str
     runtime: Literal["onnxruntime", "tensorrt", "tensorrt_rtx"]
     precision: Literal["fp32", "fp16", "int8"]
@@ -68,6 +69,7 @@ class Profile:
     host_memory: Whole
     memory: Whole
     prepare: Prepare
+    cold: Annotated[float, Field(ge=1, lt=100)]
     typical_length: Whole
     run_cost: tuple[float, float] | None
     knee: dict[str, int]

@@ -22,14 +22,14 @@ def warm_up(executor: Executor, config: EngineConfig) -> Executed:
     """Execute the plans; what each computed, and its ns."""
     told: list[tuple[Work, int]] = []
     for at in range(ROUNDS):
-        for plan, work in _plans(config):
+        for plan, work in plans(config):
             elapsed = executor.execute(plan).elapsed
             if at:
                 told.append((work, elapsed))
     return told
 
 
-def _plans(config: EngineConfig) -> Iterator[tuple[StepPlan, Work]]:
+def plans(config: EngineConfig) -> Iterator[tuple[StepPlan, Work]]:
     """Few and many sequences decoding, short and long chunks at the beginning of a prompt and behind a context."""
     room = min(config.max_model_len - 1, config.num_pages * config.page_size)
     seqs = min(config.max_num_seqs, config.num_pages)  # each needs a page

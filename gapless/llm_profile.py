@@ -17,6 +17,7 @@ from random import Random
 
 from builders.llm import STAMP
 from builders.placing import locked
+from builders.profiling import coldness
 from builders.progress import Progress, quiet
 from config_gen.sla.arrivals import Arrival, arrivals
 from config_gen.sla.spec import Lengths, LlmModel, LlmTraffic
@@ -27,6 +28,7 @@ from decode.executors.model_config import ModelConfig
 from decode.executors.torch_paged import TorchExecutor
 from decode.options import ServiceOptions
 from decode.types import Request, SamplingParams
+from decode.warm_up import plans
 from decode.workload import Workload
 from gapless.errors import UsageError
 from gapless.law import fitted
@@ -100,7 +102,9 @@ def _measured(declared: LlmModel, out: Path, device: str, tell: Progress) -> Mea
     taken = _run(some, options.max_num_seqs, executor, model, options, steps, tell, 2)
     tell("measuring steps", 3, 4)
     work = Workload(tuple(some), frozenset())
-    return fitted(steps, work, LOAD * len(some) / taken, model, options, executor)
+    found = fitted(steps, work, LOAD * len(some) / taken, model, options, executor)
+    step, _ = next(plans(config))
+    return replace(found, cold=coldness(lambda: executor.execute(step)))
 
 
 def _options(declared: LlmModel, device: str) -> ServiceOptions:

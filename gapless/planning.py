@@ -128,6 +128,7 @@ def _on_cpu(model: LlmModel, config: ModelConfig, folder: Path) -> LlmFacts:
         host_memory=found.host_memory,
         swap_page_time=max(1, int(page / CPU_SWAP_RATE)),
         doubt=DOUBT.format(found.law.fit.median) if found.law.fit.median > POOR else "",
+        cold=found.cold,
     )
 
 

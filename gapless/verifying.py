@@ -18,7 +18,7 @@ import tritonclient.grpc as triton
 
 from config_gen.facts import Correction
 from config_gen.plan import Plan
-from config_gen.simulation.serving import FRONT
+from config_gen.simulation.serving import FRONT, WAKING
 from config_gen.sla.spec import LlmModel, Spec
 from gapless.child import launched
 from gapless.commands.loadtest import load_models
@@ -189,7 +189,9 @@ def _correct(done: Round, name: str, old: Correction) -> Correction:
     factor = old.factor
     if simulated:
         factor *= min(MOST, max(LEAST, seen[0] / seen[1] / simulated))
-    around = max(0, int(client - server[0] / server[1]) - FRONT) if client is not None and server[1] else old.around
+    around = (
+        max(0, int(client - server[0] / server[1]) - FRONT - WAKING) if client is not None and server[1] else old.around
+    )
     return replace(old, factor=factor, around=around)
 
 

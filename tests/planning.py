@@ -28,7 +28,7 @@ def profile(
         taken = (fixed + per_token * batch * (length or 32)) * (0.5 + 0.5 * cores / n if n else 1.0)
         rows.append(Row(batch, length, n, taken, taken * 1.1, 0.1, batch / taken * 1e3, 50))
     return Profile(
-        format=2,
+        format=3,
         machine="made up",
         runtime="tensorrt" if gpu else "onnxruntime",
         precision="fp32",
@@ -36,6 +36,7 @@ def profile(
         host_memory=16 * 1024 * MIB,
         memory=memory * MIB,
         prepare=Prepare(0.2, 0.1),
+        cold=1.0,
         typical_length=64 if text else 0,
         run_cost=(fixed, per_token) if text else None,
         knee={"64": 8} if text else {"0": 8},

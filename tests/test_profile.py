@@ -35,7 +35,7 @@ def row(batch: int, length: int, threads: int, p50: float) -> Row:
 
 def profile(rows: Sequence[Row], runtime: Any = "onnxruntime") -> Profile:
     return Profile(
-        format=2,
+        format=3,
         machine="here",
         runtime=runtime,
         precision="int8",
@@ -43,6 +43,7 @@ def profile(rows: Sequence[Row], runtime: Any = "onnxruntime") -> Profile:
         host_memory=2**34,
         memory=2**28,
         prepare=Prepare(0.2, 0.1),
+        cold=1.0,
         typical_length=28,
         run_cost=(1.0, 0.1),
         knee={"28": 8},
@@ -141,7 +142,7 @@ ROW = asdict(row(1, 8, 1, 1.0))
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"format": 1}, "format: Input should be 2"),
+        ({"format": 2}, "format: Input should be 3"),
         ({"format": "gone"}, "format: Field required"),
         ({"rows": [{k: v for k, v in ROW.items() if k != "threads"}]}, "rows.0.threads: Field required"),
         ({"rows": []}, "rows: Tuple should have at least 1 item"),

@@ -14,7 +14,7 @@ from config_gen.planning.llm_options import options, size_text
 from config_gen.planning.placing import Seat
 from config_gen.planning.promises import load, margin
 from config_gen.simulation import joint
-from config_gen.simulation.serving import FRONT, HOST, MESSAGE, Capacity, Decoding
+from config_gen.simulation.serving import FRONT, HOST, MESSAGE, WAKING, Capacity, Decoding
 from config_gen.sla.arrivals import arrivals, chance
 from config_gen.sla.spec import LlmModel, Spec
 from decode.config import EngineConfig
@@ -76,7 +76,7 @@ class LlmSearch:
         self._law: Law = Scaled(facts.law, slower * fixed.factor) if slower * fixed.factor != 1 else facts.law
         self._host = float(cores)
         self._capacity = 1.0 if facts.on_gpu else self._host
-        self._around = fixed.around
+        self._around = WAKING + fixed.around
         self._scale = 1 + spec.headroom
         self._tried: dict[tuple[int, int, int, int], LlmCandidate] = {}
         self._found: list[LlmCandidate] = []
@@ -110,7 +110,8 @@ class LlmSearch:
         key = (seqs, budget, kv_memory, reach)
         if key not in self._tried:
             served, models = self.served(seqs, budget, kv_memory), {self._name: self.model}
-            devices = {HOST: Capacity(self._host)} | dict.fromkeys(self._seat.places, Capacity(self._capacity))
+            devices = {HOST: Capacity(self._host)}
+            devices |= dict.fromkeys(self._seat.places, Capacity(self._capacity, cold=self.facts.cold))
             sent = load(models, reach * self._scale, EFFORT)
             seen = joint.run([served], devices, sent)
             left = margin(models, seen, sent.duration)

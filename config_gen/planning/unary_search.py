@@ -16,7 +16,7 @@ from config_gen.planning.placing import MOST_SHARING, Seat
 from config_gen.planning.promises import load, margin
 from config_gen.simulation import joint
 from config_gen.simulation.batcher import Arrived
-from config_gen.simulation.serving import FRONT, HOST, Capacity, Unary
+from config_gen.simulation.serving import FRONT, HANDOVER, HOST, WAKING, Capacity, Unary
 from config_gen.sla.arrivals import chance
 from config_gen.sla.spec import OnnxModel, Spec
 from engines.grouping import groups
@@ -40,14 +40,14 @@ class Candidate:
 
 
 def preparing(facts: OnnxFacts, cores: int, factor: float) -> Callable[[Sequence[Arrived]], tuple[float, float]]:
-    """ns that a batch is prepared for before it is computed, and on how many of the `cores`: texts one after another,
-    pictures beside each other."""
+    """ns that a batch is handed over and prepared for before it is computed, and on how many of the `cores`: texts one
+    after another, pictures beside each other."""
     one, each = facts.profile.prepare.p50 * 1e6, facts.profile.prepare.batched * 1e6
     beside = cores if facts.feed == "image" else 1
 
     def cost(requests: Sequence[Arrived]) -> tuple[float, float]:
         count = len(requests)
-        return factor * (one if count == 1 else each * count), min(count, beside)
+        return HANDOVER + factor * (one if count == 1 else each * count), min(count, beside)
 
     return cost
 
@@ -158,7 +158,7 @@ class UnarySearch:
             preparing(self.facts, self._cores, self._fixed.factor),
             costs(self.facts, threads, self._fixed.factor),
             self._levels,
-            self._fixed.around,
+            WAKING + self._fixed.around,
             cached.repeats if cached else 0.0,
             self._seat.limited,
             FRONT,
@@ -167,9 +167,11 @@ class UnarySearch:
     def tried(self, batching: Batching, reach: float) -> Candidate:
         """Simulated with the device for itself at `reach` times the rates with headroom."""
         served, models = self.served(batching), {self._name: self.model}
-        capacity = Capacity(1.0, most=MOST_SHARING) if self.facts.on_gpu else Capacity(float(self._cores))
+        cold, cores = self.facts.profile.cold, float(self._cores)
+        card = Capacity(1.0, most=MOST_SHARING, cold=cold)
         sent = load(models, reach * self._scale)
-        devices = {HOST: Capacity(float(self._cores)), **dict.fromkeys(self._seat.places, capacity)}
+        devices = {HOST: Capacity(cores, cold=1.0 if self.facts.on_gpu else cold)}
+        devices |= dict.fromkeys(self._seat.places, card) if self.facts.on_gpu else {}
         seen = joint.run([served], devices, sent)
         left = margin(models, seen, sent.duration)
         return Candidate(served, left, self.facts.memory * batching.instances, reach if left >= 0 else 0)

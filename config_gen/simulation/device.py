@@ -1,20 +1,23 @@
 """Something that several executions share: the cores of a host, or a card. Simulated, on an event loop.
 
 While less is asked for than there is, each execution runs at full speed; beyond that all slow down alike, as a fair
-scheduler of threads or of a card's processes makes them. Must not know what is executed.
+scheduler of threads or of a card's processes makes them. Short errands go first, for a thread that has just woken up
+does; a team of threads that lost a core to one waits for it at its next barrier. Must not know what is executed.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
-from math import ceil
+from math import ceil, inf
 
 from config_gen.simulation.events import Event, Events
 
+TEAM = 0.3  # of the cores that errands leave, what the executions beside them make of it
+WARMING, COOLING = 10_000_000, 30_000_000  # ns of work, and of idling, after which cores are warm or cold
 Done = Callable[[], None]
 Start = Callable[[Done], None]  # begins something, and calls what it is given at its end
 
@@ -24,16 +27,18 @@ class Shared:
 
     At most `most` executions of places that are limited run at once, as under Triton's rate limiter; the others wait in
     their order. `switch` in ns is what beginning beside others costs, where processes share a card by time slices.
+    What begins after a pause takes up to `cold` times as long: clocks and caches have to come up again.
     `busy` is the integral of what was in use, in capacity times ns.
     """
 
-    def __init__(self, events: Events, capacity: float, switch: float = 0.0, most: int | None = None) -> None:
-        self._events, self.capacity, self._switch, self._most = events, capacity, switch, most
+    def __init__(
+        self, events: Events, capacity: float, switch: float = 0.0, most: int | None = None, cold: float = 1.0
+    ) -> None:
+        self._events, self.capacity, self._switch, self._most, self._cold = events, capacity, switch, most, cold
         self.busy = 0.0
-        self._progress = 0.0  # ns of work that each execution would have got since the start
-        self._rate, self._asked = 1.0, 0.0
+        self._warmth = 0.0
         self._at = events.now
-        self._running: list[tuple[float, int, float, Done]] = []  # until which progress, order, width
+        self._executions, self._errands = _Lane(), _Lane()
         self._limited = 0  # executions of limited places that run
         self._waiting: deque[tuple[Start, Done]] = deque()
         self._order = count()
@@ -60,41 +65,80 @@ class Shared:
 
     def begin(self, work: float, width: float, done: Done) -> None:
         """Execute what alone takes `work` ns; calls `done` at its end."""
+        self._begin(self._executions, work + (self._switch if self._executions.running else 0), width, done)
+
+    def errand(self, work: float, done: Done, width: float = 1.0) -> None:
+        """The same for something short that goes before executions."""
+        self._begin(self._errands, work, width, done)
+
+    def _begin(self, lane: _Lane, work: float, width: float, done: Done) -> None:
         self._advance()
-        if self._running:
-            work += self._switch
-        heappush(self._running, (self._progress + work, next(self._order), width, done))
-        self._asked += width
+        work *= 1 + (self._cold - 1) * (1 - self._warmth)
+        heappush(lane.running, (lane.progress + work, next(self._order), width, done))
+        lane.asked += width
         self._schedule()
 
     def _advance(self) -> None:
         elapsed = self._events.now - self._at
         self._at = self._events.now
-        self._progress += elapsed * self._rate
-        self.busy += elapsed * min(self._asked, self.capacity)
+        asked = self._executions.asked + self._errands.asked
+        if asked:
+            self._warmth = min(1.0, self._warmth + elapsed / WARMING)
+        else:
+            self._warmth = max(0.0, self._warmth - elapsed / COOLING)
+        self.busy += elapsed * min(asked, self.capacity)
+        for lane in (self._executions, self._errands):
+            lane.progress += elapsed * lane.rate
 
     def _schedule(self) -> None:
         if self._next is not None:
             self._next.cancel()
             self._next = None
-        if self._running:
-            self._rate = min(1.0, self.capacity / self._asked)
-            left = max(0.0, self._running[0][0] - self._progress)
-            self._next = self._events.at(self._events.now + ceil(left / self._rate), self._finish)
-        else:
-            self._progress, self._asked = 0.0, 0.0  # a fresh start keeps the numbers exact
+        executions, errands = self._executions, self._errands
+        if errands.running:
+            errands.rate = min(1.0, self.capacity / errands.asked)
+        if executions.running:
+            executions.rate = min(1.0, self.capacity / executions.asked)
+            if errands.asked + executions.asked > self.capacity:
+                executions.rate *= TEAM * max(0.0, 1 - errands.asked / self.capacity) if errands.running else 1.0
+        waits = [lane.wait for lane in (executions, errands) if lane.running]
+        if waits and (soonest := min(waits)) < inf:
+            self._next = self._events.at(self._events.now + ceil(soonest), self._finish)
+        for lane in (executions, errands):
+            if not lane.running:
+                lane.progress, lane.asked = 0.0, 0.0  # a fresh start keeps the numbers exact
 
     def _finish(self) -> None:
         self._next = None
         self._advance()
-        ended = []
-        while self._running and self._running[0][0] <= self._progress + 0.5:
-            _, _, width, done = heappop(self._running)
-            self._asked -= width
-            ended.append(done)
+        ended = self._errands.ended() + self._executions.ended()
         self._schedule()
         for done in ended:
             done()
+
+
+@dataclass(slots=True)
+class _Lane:
+    """Executions that all go at the same rate. `progress` is ns of work that each would have got since the start."""
+
+    progress: float = 0.0
+    rate: float = 1.0
+    asked: float = 0.0
+    running: list[tuple[float, int, float, Done]] = field(default_factory=list)  # until which progress, order, width
+
+    @property
+    def wait(self) -> float:
+        """ns until the first of them ends."""
+        return max(0.0, self.running[0][0] - self.progress) / self.rate if self.rate else inf
+
+    def ended(self) -> list[Done]:
+        """Take out those that are done."""
+        found = []
+        while self.running and self.running[0][0] <= self.progress + 0.5:
+            _, _, width, done = heappop(self.running)
+            self.asked -= width
+            found.append(done)
+        return found
 
 
 @dataclass(frozen=True, slots=True)

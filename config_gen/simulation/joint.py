@@ -42,7 +42,7 @@ class Instances:
         place, (preparing, cores), work = self._places[at], self._one.prepare(batch), self._one.cost(batch)
 
         def start(computed: Done) -> None:
-            self._host.begin(preparing, cores, lambda: place.begin(work, computed))
+            self._host.errand(preparing, lambda: place.begin(work, computed), cores)
 
         def ended() -> None:
             self._running[at] -= 1
@@ -133,7 +133,7 @@ class Run:
     def _in_front(self, work: int, then: Done) -> None:
         """Do `then` after so many ns of one core of the host."""
         if work:
-            self._devices[HOST].begin(work, 1.0, then)
+            self._devices[HOST].errand(work, then)
         else:
             then()
 
@@ -142,7 +142,7 @@ class Run:
 
         def sent(tokens: int) -> None:
             if one.message and tokens:
-                self._devices[HOST].begin(one.message * tokens, 1.0, _nothing)
+                self._devices[HOST].errand(one.message * tokens, _nothing)
 
         return sent
 

@@ -16,10 +16,12 @@ from decode.config import EngineConfig
 from decode.executors.cost_model import Law
 
 HOST = "host"
-# What Triton, its Python backend and a client on the same machine take of one core, in ns. Fitted to the log: 1,100
-# texts of 8 tokens a second on two cores whose runs take 0.8 ms of core time each, and tokens through Triton at 0.93 of
-# the engine alone.
-FRONT, MESSAGE = 1_000_000, 300_000
+# What Triton, its Python backend and a client on the same machine take of one core, in ns: for a request before it
+# reaches the batcher, for a batch that is handed over, for a token that is sent. Measured as the time of their threads:
+# 1,100 texts of 8 tokens a second on two cores whose runs take 0.8 ms of core time each; 300 tokens a second beside 18
+# requests, 0.24 of a core.
+FRONT, HANDOVER, MESSAGE = 1_000_000, 500_000, 750_000
+WAKING = 1_000_000  # ns of each request until threads of the client and of Triton have woken up
 CHECKED = 64  # events after the load between two looks at what is still waited for
 
 
@@ -71,6 +73,7 @@ class Capacity(NamedTuple):
     capacity: float
     switch: float = 0.0  # ns
     most: int | None = None  # executions of batchable models at once
+    cold: float = 1.0
 
 
 @dataclass(frozen=True)

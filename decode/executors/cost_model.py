@@ -155,6 +155,7 @@ class Measured:
     built: str = ""  # digest of the build's record, of a law that lies beside the model
     cores: int = 0  # that a step may use; 0 where it was measured on a GPU, or nobody said
     host_memory: int = 0  # bytes of the machine
+    cold: float = 1.0  # times as long that a step after a pause takes
 
     def told(self) -> str:
         """How far it is off, in sentences."""
