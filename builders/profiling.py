@@ -35,7 +35,7 @@ SHORT = 8  # tokens: the shortest length that is measured
 WIDE = 4  # times a length that the next one is at most: between them, time is taken for a straight line
 FEWEST_RUNS = 5  # of each shape, as most of them are run for long enough
 PREPARED, PREPARE_SECONDS = 9, 0.5  # times at least and, beyond that, seconds for which items are prepared
-PAUSED, PAUSE = 20, 0.05  # runs, and seconds before each of them
+PAUSED, PAUSE, HEAT = 20, 0.05, 0.3  # runs; seconds before each of them, and of running without pauses
 RESIDENT = """
 import sys
 from pathlib import Path
@@ -93,13 +93,18 @@ def profile(
 
 
 def coldness(run: Callable[[], object]) -> float:
-    """Time of a run after PAUSE over that of one right after another, medians; at least 1."""
-    hot = [_timed(run) for _ in range(PAUSED)]
-    cold = []
-    for _ in range(PAUSED):
+    """Time of a run after PAUSE over that of one right after another, medians; at least 1.
+
+    Of each kind as many runs go before those that count: clocks go up and down over several of them.
+    """
+    hot, cold = list[float](), list[float]()
+    until = time.perf_counter() + HEAT
+    while len(hot) < 2 * PAUSED or time.perf_counter() < until:
+        hot.append(_timed(run))
+    for _ in range(2 * PAUSED):
         time.sleep(PAUSE)
         cold.append(_timed(run))
-    return max(1.0, statistics.median(cold) / statistics.median(hot))
+    return max(1.0, statistics.median(cold[PAUSED:]) / statistics.median(hot[-PAUSED:]))
 
 
 def measured_lengths(typical: int, longest: int) -> list[int]:

@@ -69,7 +69,7 @@ class Profile:
     host_memory: Whole
     memory: Whole
     prepare: Prepare
-    cold: Annotated[float, Field(ge=1, lt=100)]
+    cold: Annotated[float, Field(ge=1, lt=1e6)]
     typical_length: Whole
     run_cost: tuple[float, float] | None
     knee: dict[str, int]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from config_gen.simulation.device import Shared
+from config_gen.simulation.device import COLD, TEAM, Shared
 from config_gen.simulation.events import Events
 
 
@@ -69,6 +70,54 @@ def test_a_card_in_time_slices_pays_for_beginning_beside_another() -> None:
     device.begin(1000, 1.0, lambda: found.append(("second", events.now)))
     events.run()
     assert found == [("first", 2000), ("second", 2400)]
+
+
+def test_errands_go_first_and_a_team_waits_for_the_core_it_lost() -> None:
+    events, found = Events(), []
+    device = Shared(events, 2.0)
+    device.begin(100_000, 2.0, lambda: found.append(("team", events.now)))
+    for _ in range(2):  # long enough before that it is warm
+        events.at(20_000, lambda: device.errand(1000 / COLD, lambda: found.append(("errand", events.now))))
+    events.run()
+    # Cold by what the team has not yet warmed; both errands fit beside each other and leave no core.
+    [(first, at), (second, too), (last, end)] = found
+    assert (first, second, last) == ("errand", "errand", "team")
+    assert at == too and 20_990 < at <= 21_001
+    assert end == 100_000 + (at - 20_000)
+
+
+def test_one_errand_leaves_a_team_of_two_little_of_the_other_core() -> None:
+    events, found = Events(), []
+    device = Shared(events, 2.0)
+    device.begin(100_000_000, 2.0, lambda: found.append(events.now))
+    events.at(50_000_000, lambda: device.errand(10_000_000, lambda: None))
+    events.run()
+    assert found == [pytest.approx(110_000_000 - TEAM * 0.5 * 10_000_000, abs=2)]
+
+
+def test_what_fits_beside_an_errand_does_not_notice_it() -> None:
+    events, found = Events(), []
+    device = Shared(events, 2.0)
+    device.begin(50_000_000, 1.0, lambda: found.append(events.now))
+    events.at(20_000_000, lambda: device.errand(10_000_000, lambda: found.append(events.now)))
+    events.run()
+    assert found == [30_000_000, 50_000_000]
+
+
+def test_after_a_pause_work_takes_longer_and_less_so_when_others_kept_it_warm() -> None:
+    events, found = Events(), []
+    device = Shared(events, 2.0)
+
+    def timed(at: int, work: int, cold: float) -> None:
+        events.at(at, lambda: device.begin(work, 1.0, lambda: found.append(events.now - at), cold))
+
+    timed(0, 4_000_000, 2.0)  # from cold: twice its time, 8 ms, after which it is at 0.8
+    timed(8_000_000, 1_000_000, 2.0)  # 1.2 times
+    timed(500_000_000, 4_000_000, 2.0)  # cold again
+    timed(600_000_000, 20_000_000, 1.0)
+    timed(635_000_000, 1_000_000, 3.0)  # warm, and 15 ms of the 30 that make it cold
+    events.run()
+    assert found == [8_000_000, pytest.approx(1_200_000, abs=2), 8_000_000, 20_000_000, pytest.approx(2_000_000, abs=2)]
 
 
 def test_busy_is_what_was_in_use() -> None:

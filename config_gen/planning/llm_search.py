@@ -110,8 +110,7 @@ class LlmSearch:
         key = (seqs, budget, kv_memory, reach)
         if key not in self._tried:
             served, models = self.served(seqs, budget, kv_memory), {self._name: self.model}
-            devices = {HOST: Capacity(self._host)}
-            devices |= dict.fromkeys(self._seat.places, Capacity(self._capacity, cold=self.facts.cold))
+            devices = {HOST: Capacity(self._host)} | dict.fromkeys(self._seat.places, Capacity(self._capacity))
             sent = load(models, reach * self._scale, EFFORT)
             seen = joint.run([served], devices, sent)
             left = margin(models, seen, sent.duration)
@@ -140,6 +139,7 @@ class LlmSearch:
             self._around,
             FRONT,
             MESSAGE,
+            self.facts.cold,
         )
 
     def config(self, seqs: int, budget: int, kv_memory: int) -> EngineConfig:

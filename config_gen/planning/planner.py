@@ -118,9 +118,8 @@ class Planner:
         at = {name: tuple(f"card {card}" for card in found) or (HOST,) for name, found in seats.items()}
         searches = {name: self._search(name, seats, needs) for name in seats}
         switch = SWITCH if self.spec.hardware.sharing == "time-slice" else 0.0
-        devices = {HOST: Capacity(float(self.cores), cold=self._cold(on_gpu=False))}
-        card_alike = Capacity(1.0, switch, MOST_SHARING, self._cold(on_gpu=True))
-        devices |= {f"card {card}": card_alike for card in range(cards)}
+        devices = {HOST: Capacity(float(self.cores))}
+        devices |= {f"card {card}": Capacity(1.0, switch, MOST_SHARING) for card in range(cards)}
         settled: list[tuple[Group, Settled]] = []
         for names in _groups(seats):
             self._tell(f"planning {', '.join(names)}", len(settled) / len(seats))
@@ -153,10 +152,6 @@ class Planner:
             tuple(group for group, _ in settled),
             max(0.0, -min(found.margin for _, found in settled)),
         )
-
-    def _cold(self, *, on_gpu: bool) -> float:
-        """How many times as long what begins after a pause takes, as the models there have shown."""
-        return max((_coldness(known) for known in self.facts.values() if known.on_gpu is on_gpu), default=1.0)
 
     def _search(self, name: str, seats: Mapping[str, tuple[int, ...]], needs: Mapping[str, Need]) -> Search:
         """What is tried of a model depends on its seat alone, so it is tried once for all attempts."""
@@ -220,10 +215,6 @@ def _groups(seats: Mapping[str, Sequence[int]]) -> list[list[str]]:
 
 def _cores(known: Facts) -> int:
     return known.cores if isinstance(known, LlmFacts) else known.profile.cores
-
-
-def _coldness(known: Facts) -> float:
-    return known.cold if isinstance(known, LlmFacts) else known.profile.cold
 
 
 def _host_memory(known: Facts) -> int:

@@ -162,16 +162,15 @@ class UnarySearch:
             cached.repeats if cached else 0.0,
             self._seat.limited,
             FRONT,
+            self.facts.profile.cold,
         )
 
     def tried(self, batching: Batching, reach: float) -> Candidate:
         """Simulated with the device for itself at `reach` times the rates with headroom."""
         served, models = self.served(batching), {self._name: self.model}
-        cold, cores = self.facts.profile.cold, float(self._cores)
-        card = Capacity(1.0, most=MOST_SHARING, cold=cold)
+        capacity = Capacity(1.0, most=MOST_SHARING) if self.facts.on_gpu else Capacity(float(self._cores))
         sent = load(models, reach * self._scale)
-        devices = {HOST: Capacity(cores, cold=1.0 if self.facts.on_gpu else cold)}
-        devices |= dict.fromkeys(self._seat.places, card) if self.facts.on_gpu else {}
+        devices = {HOST: Capacity(float(self._cores)), **dict.fromkeys(self._seat.places, capacity)}
         seen = joint.run([served], devices, sent)
         left = margin(models, seen, sent.duration)
         return Candidate(served, left, self.facts.memory * batching.instances, reach if left >= 0 else 0)

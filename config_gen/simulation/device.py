@@ -17,7 +17,8 @@ from math import ceil, inf
 from config_gen.simulation.events import Event, Events
 
 TEAM = 0.3  # of the cores that errands leave, what the executions beside them make of it
-WARMING, COOLING = 10_000_000, 30_000_000  # ns of work, and of idling, after which cores are warm or cold
+WARMING, COOLING = 10_000_000, 30_000_000  # ns of work, and of idling, after which caches are warm or cold
+COLD = 1.6  # times as long that an errand takes after a pause
 Done = Callable[[], None]
 Start = Callable[[Done], None]  # begins something, and calls what it is given at its end
 
@@ -27,14 +28,11 @@ class Shared:
 
     At most `most` executions of places that are limited run at once, as under Triton's rate limiter; the others wait in
     their order. `switch` in ns is what beginning beside others costs, where processes share a card by time slices.
-    What begins after a pause takes up to `cold` times as long: clocks and caches have to come up again.
     `busy` is the integral of what was in use, in capacity times ns.
     """
 
-    def __init__(
-        self, events: Events, capacity: float, switch: float = 0.0, most: int | None = None, cold: float = 1.0
-    ) -> None:
-        self._events, self.capacity, self._switch, self._most, self._cold = events, capacity, switch, most, cold
+    def __init__(self, events: Events, capacity: float, switch: float = 0.0, most: int | None = None) -> None:
+        self._events, self.capacity, self._switch, self._most = events, capacity, switch, most
         self.busy = 0.0
         self._warmth = 0.0
         self._at = events.now
@@ -63,17 +61,19 @@ class Shared:
 
         start(ended)
 
-    def begin(self, work: float, width: float, done: Done) -> None:
-        """Execute what alone takes `work` ns; calls `done` at its end."""
-        self._begin(self._executions, work + (self._switch if self._executions.running else 0), width, done)
+    def begin(self, work: float, width: float, done: Done, cold: float = 1.0) -> None:
+        """Execute what alone takes `work` ns, after a pause `cold` times that; calls `done` at its end."""
+        self._begin(self._executions, work, width, done, cold)
 
     def errand(self, work: float, done: Done, width: float = 1.0) -> None:
         """The same for something short that goes before executions."""
-        self._begin(self._errands, work, width, done)
+        self._begin(self._errands, work, width, done, COLD)
 
-    def _begin(self, lane: _Lane, work: float, width: float, done: Done) -> None:
+    def _begin(self, lane: _Lane, work: float, width: float, done: Done, cold: float) -> None:
         self._advance()
-        work *= 1 + (self._cold - 1) * (1 - self._warmth)
+        if lane is self._executions and lane.running:
+            work += self._switch
+        work *= 1 + (cold - 1) * (1 - self._warmth)
         heappush(lane.running, (lane.progress + work, next(self._order), width, done))
         lane.asked += width
         self._schedule()
@@ -149,9 +149,9 @@ class Place:
     width: float
     limited: bool = False
 
-    def begin(self, work: float, done: Done) -> None:
+    def begin(self, work: float, done: Done, cold: float = 1.0) -> None:
         """See Shared.begin."""
-        self.device.begin(work, self.width, done)
+        self.device.begin(work, self.width, done, cold)
 
     def admit(self, start: Start, done: Done) -> None:
         """See Shared.admit; at once where the place is not limited."""

@@ -42,7 +42,7 @@ class Instances:
         place, (preparing, cores), work = self._places[at], self._one.prepare(batch), self._one.cost(batch)
 
         def start(computed: Done) -> None:
-            self._host.errand(preparing, lambda: place.begin(work, computed), cores)
+            self._host.errand(preparing, lambda: place.begin(work, computed, self._one.cold), cores)
 
         def ended() -> None:
             self._running[at] -= 1
@@ -178,7 +178,7 @@ class Run:
         tiers = [tier.name for tier in one.config.tiers]
         recorder = self._recorders[one.name] = Recorder(tiers, load.duration)
         engines = self._engines[one.name] = [
-            LlmServer(events, self._devices[name].place(one.width), one.config, one.law, recorder, self._sender(one))
+            LlmServer(events, self._devices[name].place(one.width), one, recorder, self._sender(one))
             for name in one.devices
         ]
         length = one.config.max_model_len

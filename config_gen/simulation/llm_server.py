@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 from config_gen.simulation.device import Place
 from config_gen.simulation.events import Events
-from decode.config import EngineConfig
+from config_gen.simulation.serving import Decoding
 from decode.driver import Driver, Round
 from decode.engine import Engine
-from decode.executors.cost_model import CostModelExecutor, Law
+from decode.executors.cost_model import CostModelExecutor
 from decode.plan import Input, Submit
 from decode.simulator import Recorder
 from decode.types import Request
@@ -56,13 +56,13 @@ class LlmServer:
         self,
         events: Events,
         place: Place,
-        config: EngineConfig,
-        law: Law,
+        one: Decoding,
         recorder: Recorder,
         sent: Callable[[int], None],
     ) -> None:
         """`recorder` hears what becomes of requests, `sent` how many tokens each step gives."""
-        executor = CostModelExecutor(law, config.swap_page_time)
+        config, self._cold = one.config, one.cold
+        executor = CostModelExecutor(one.law, config.swap_page_time)
         self.engine = Engine(config, warm_up(executor, config))
         self.pages_peak = 0.0
         self._events, self._place, self._sent = events, place, sent
@@ -86,7 +86,7 @@ class LlmServer:
             else:
                 self._events.at(self._events.now, self._step)
             return
-        self._place.begin(begun.result.elapsed, lambda: self._end(begun))
+        self._place.begin(begun.result.elapsed, lambda: self._end(begun), self._cold)
 
     def _end(self, begun: Round) -> None:
         assert begun.result is not None

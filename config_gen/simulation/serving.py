@@ -46,6 +46,7 @@ class Unary:
     repeats: float = 0.0
     limited: bool = False  # by the rate limiter of its cards
     front: int = 0  # ns of one core of the host for each request, before it reaches the batcher
+    cold: float = 1.0  # times as long that an execution takes after a pause
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class Decoding:
     around: int = 0
     front: int = 0  # ns of one core of the host for each request, before it reaches the engine
     message: int = 0  # and for each token that is sent, beside the steps
+    cold: float = 1.0  # times as long that a step takes after a pause
 
 
 Served = Unary | Decoding
@@ -73,7 +75,6 @@ class Capacity(NamedTuple):
     capacity: float
     switch: float = 0.0  # ns
     most: int | None = None  # executions of batchable models at once
-    cold: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -216,6 +216,7 @@ def _from_json(raw: dict[str, Any]) -> Measured:
         str(raw.get("built", "")),
         _count("cores", raw.get("cores", 0), 0),
         _count("host_memory", raw.get("host_memory", 0), 0),
+        max(1.0, _number("cold", raw.get("cold", 1.0))),
     )
 
 
