@@ -28,9 +28,11 @@ class TierConfig:
     name: str
     queue_timeout: int | None = None  # ns a request may wait before it first runs; None = for ever
     weight: float = 1.0  # share of the service while several tiers have requests waiting
-    # Targets in ns. `ttft` orders prompts, `itl` bounds the predicted time of steps in which the tier decodes.
+    # Targets in ns. `ttft` orders prompts, `itl` bounds the predicted time of steps in which the tier decodes; who can
+    # keep neither `ttft` nor `e2e` any more lets others of its tier pass.
     ttft: int | None = None
     itl: int | None = None
+    e2e: int | None = None
     idle_below: float | None = None  # starts only while the load by other tiers is below this share; None = any time
     max_long: int | None = None  # sequences above `long_tokens` (prompt + max_tokens) that run at once; None = all
     long_tokens: int = 2048
@@ -44,7 +46,7 @@ class TierConfig:
             raise ConfigError(f"{where}.weight: {self.weight} is not allowed; a number > 0")
         if self.idle_below is not None and not 0 < self.idle_below <= 1:
             raise ConfigError(f"{where}.idle_below: {self.idle_below} is not allowed; a share in (0, 1]")
-        for field in ("queue_timeout", "ttft", "itl", "max_long", "long_tokens"):
+        for field in ("queue_timeout", "ttft", "itl", "e2e", "max_long", "long_tokens"):
             value = getattr(self, field)
             if value is not None and value < 1:
                 raise ConfigError(f"{where}.{field}: {value} is not allowed; an integer >= 1")

@@ -146,8 +146,24 @@ class Engine:
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
         sequence = Sequence(self._number, request, now, limit, stop_ids, tier, self._ranks[tier.name])
         self._number += 1
+        self._make_room(tier, now)
         self._sequences[request.id] = sequence
         self.scheduler.add(sequence)
+
+    def _make_room(self, tier: TierConfig, now: int) -> None:
+        """In a full queue the place of one that is late goes to the next that comes."""
+        late = self.scheduler.roster.waiting[tier.name].overdue()
+        if late is not None and self._full(tier):
+            waited = (now - late.arrival) / 1e9
+            text = (
+                f"queue of tier {tier.name} is full ({tier.max_queue}), and after {waited:.1f} s this one cannot keep its "
+                "targets: retry later or raise max_queue"
+            )
+            self._drop_waiting(late, RejectReason.QUEUE_FULL, text, now)
+
+    def _full(self, tier: TierConfig) -> bool:
+        free = policy.free_slots(self.config, len(self.scheduler.roster.running))
+        return tier.max_queue is not None and self.scheduler.waiting(tier.name) >= tier.max_queue + free
 
     def _problem(self, request: Request) -> tuple[RejectReason, str] | None:
         """Why this request cannot be taken, with the numbers and what to do."""
@@ -169,10 +185,9 @@ class Engine:
             room = config.num_pages * config.page_size
             wish = f"prompt of {length} tokens plus max_tokens {request.sampling.max_tokens}"
             return invalid, f"{wish} needs {most} KV positions; the whole cache holds {room}: lower max_tokens"
-        free = policy.free_slots(config, len(self.scheduler.roster.running))
         waiting, wait = self.scheduler.waiting(tier.name), self.scheduler.roster.waiting.predicted_wait(tier.name)
         later = "later" if wait is None else f"in about {wait / 1e9:.1f} s"
-        if tier.max_queue is not None and waiting >= tier.max_queue + free:
+        if self._full(tier) and self.scheduler.roster.waiting[tier.name].overdue() is None:
             text = f"queue of tier {tier.name} is full ({tier.max_queue}): retry {later} or raise max_queue"
             return RejectReason.QUEUE_FULL, text
         if config.early_refusal and wait is not None and tier.queue_timeout is not None and wait > tier.queue_timeout:

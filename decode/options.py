@@ -177,6 +177,7 @@ _TIER_KEYS = {
     "max_queue": ("max_queue", 1, True),
     "ttft_ms": ("ttft", 1_000_000, True),
     "itl_ms": ("itl", 1_000_000, True),
+    "e2e_ms": ("e2e", 1_000_000, True),
     "idle_below": ("idle_below", 1, False),
     "max_long": ("max_long", 1, True),
     "long_tokens": ("long_tokens", 1, True),

@@ -1,19 +1,22 @@
 """The waiting requests: in each tier preempted ones first, then first come, first served.
 
-Long ones stand in a line of their own, so that the rest can flow past them while no more of them may run. Must not know
-pages, budgets or which tier goes first.
+Who can no longer be answered within the targets of its tier lets those pass who still can be, and while such late ones
+wait the last to come goes first: in order of arrival everyone would start at the edge of being late, or beyond it. This
+is adaptive LIFO (Maurer, "Fail at scale", ACM Queue 13(8), 2015) by targets instead of queue length. Long ones stand in a line of their own, so that the rest can flow past them
+while no more of them may run. Must not know pages, budgets or which tier goes first.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from decode.config import TierConfig
 from decode.load import Pace
 from decode.sequence import Sequence
 
 Line = OrderedDict[int, Sequence]
+InTime = Callable[[Sequence], bool]
 
 
 class Queue:
@@ -21,14 +24,21 @@ class Queue:
 
     def __init__(self) -> None:
         self._preempted: Line = OrderedDict()
-        self._fresh: dict[bool, Line] = {False: OrderedDict(), True: OrderedDict()}  # by Sequence.long
+        # By Sequence.long; who is late stands in the other two.
+        self._fresh: dict[bool, Line] = {False: OrderedDict(), True: OrderedDict()}
+        self._late: dict[bool, Line] = {False: OrderedDict(), True: OrderedDict()}
 
     def __len__(self) -> int:
-        return len(self._preempted) + len(self._fresh[False]) + len(self._fresh[True])
+        return len(self._preempted) + sum(map(len, self._lines))
 
     def __iter__(self) -> Iterator[Sequence]:
-        for line in (self._preempted, *self._fresh.values()):
+        for line in (self._preempted, *self._lines):
             yield from line.values()
+
+    @property
+    def _lines(self) -> tuple[Line, ...]:
+        """Of those that have not run yet."""
+        return *self._fresh.values(), *self._late.values()
 
     def add(self, sequence: Sequence) -> None:
         """The last to come."""
@@ -41,26 +51,47 @@ class Queue:
             self._preempted.move_to_end(number)
 
     def remove(self, sequence: Sequence) -> None:
-        for line in (self._preempted, self._fresh[sequence.long]):
+        for line in (self._preempted, self._fresh[sequence.long], self._late[sequence.long]):
             if line.pop(sequence.number, None) is not None:
                 return
         raise KeyError(sequence.number)
 
+    def sort_out(self, in_time: InTime) -> None:
+        """Who is first in a line and not in time is late from now on."""
+        for kind, fresh in self._fresh.items():
+            while fresh and not in_time(first := next(iter(fresh.values()))):
+                self._late[kind][first.number] = fresh.pop(first.number)
+                first.late = True
+
     def head(self, long_allowed: bool) -> Sequence | None:
-        """Who goes next; a fresh long one only if `long_allowed`."""
-        lines = [self._preempted] if self._preempted else [self._fresh[False], *([self._fresh[True]] * long_allowed)]
-        firsts = [next(iter(line.values())) for line in lines if line]
-        return min(firsts, key=lambda s: s.key, default=None)
+        """Who goes next; one that has not run yet and is long only if `long_allowed`."""
+        if self._preempted:
+            return next(iter(self._preempted.values()))
+        allowed = (False, True)[: 1 + long_allowed]
+        fresh_lines, late = [self._fresh[kind] for kind in allowed], self.overdue()
+        if late is None:
+            return _first(fresh_lines)
+        last = max((next(reversed(line.values())) for line in fresh_lines if line), key=lambda s: s.key, default=None)
+        return last or _first(self._late[kind] for kind in allowed)
+
+    def overdue(self) -> Sequence | None:
+        """Of those who are late, who has been for longest."""
+        return _first(self._late.values())
 
     def expired(self, now: int) -> list[Sequence]:
-        """Fresh ones whose deadline to start has come, by arrival. Deadlines follow arrivals."""
-        late = []
-        for line in self._fresh.values():
+        """Those that have not run yet and whose deadline to start has come, by arrival. Deadlines follow arrivals, and
+        so does who is late in a line."""
+        found = []
+        for line in self._lines:
             for sequence in line.values():
                 if sequence.deadline is None or sequence.deadline > now:
                     break
-                late.append(sequence)
-        return sorted(late, key=lambda s: s.key)
+                found.append(sequence)
+        return sorted(found, key=lambda s: s.key)
+
+
+def _first(lines: Iterable[Line]) -> Sequence | None:
+    return min((next(iter(line.values())) for line in lines if line), key=lambda s: s.key, default=None)
 
 
 class Waiting:
@@ -98,6 +129,11 @@ class Waiting:
         """ns that a request of a tier would wait if it came now, None when nothing is known."""
         interval = self._paces[tier].interval
         return None if interval is None else int(interval * len(self._queues[tier]))
+
+    def sort_out(self, in_time: InTime) -> None:
+        """See Queue.sort_out."""
+        for queue in self._queues.values():
+            queue.sort_out(in_time)
 
     def heads(self, closed: Collection[str], running: Iterable[Sequence]) -> list[Sequence]:
         """Who of each tier starts next beside those `running`; of the `closed` tiers nobody."""

@@ -53,6 +53,7 @@ class Scheduler:
         draft = self.draft = Draft(self.config, self.cache, self.accounts, step, now)
         waiting, closed = self.roster.waiting.tiers(), frozenset[str]()
         if waiting:
+            self._sort_out_late()
             self.accounts.settle(waiting)
             closed = self._gaps.closed(now, waiting, self.roster.running)
             self._make_way(closed)
@@ -82,6 +83,12 @@ class Scheduler:
 
     def _heads(self, closed: frozenset[str]) -> list[Sequence]:
         return self.roster.waiting.heads(closed, self.roster.running)
+
+    def _sort_out_late(self) -> None:
+        """Who waits and cannot keep the targets of its tier any more lets others pass."""
+        config, now = self.config, self.draft.now
+        step = self.times.predict(Work(config.max_num_batched_tokens, len(self.roster.running), 0, 0))
+        self.roster.waiting.sort_out(lambda sequence: policy.in_time(config, sequence, now, step))
 
     def _make_way(self, closed: frozenset[str]) -> None:
         """Preempt sequences of lower tiers, if that lets the next prompt in line start."""

@@ -20,6 +20,7 @@ class Sequence:
         "charged",
         "computed",
         "deadline",
+        "late",
         "lease",
         "limit",
         "number",
@@ -55,6 +56,7 @@ class Sequence:
         self.tier = tier
         self.rank = rank  # 0 = goes first
         self.deadline = None if tier.queue_timeout is None else arrival + tier.queue_timeout  # to start
+        self.late = False  # found waiting when it could no longer be answered within its targets
         self.tokens = list(request.prompt)
         self.prompt_len = len(request.prompt)
         self.computed = 0
@@ -79,8 +81,8 @@ class Sequence:
 
     @property
     def due(self) -> float:
-        """When its first token is due, in ns; never, without a target."""
-        return float("inf") if self.tier.ttft is None else self.arrival + self.tier.ttft
+        """When its first token is due, in ns; never, without a target or when that cannot be kept."""
+        return float("inf") if self.tier.ttft is None or self.late else self.arrival + self.tier.ttft
 
     @property
     def key(self) -> tuple[int, int, int]:

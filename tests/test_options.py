@@ -37,7 +37,7 @@ def test_every_option_is_read() -> None:
         "step_log": "out/steps",
         "default_tier": "batch",
         "tiers": '{"interactive": {"weight": 8, "queue_timeout_ms": 2000, "max_queue": 64, "ttft_ms": 500,'
-        ' "itl_ms": 60}, "batch": {"idle_below": 0.4, "max_long": 2, "long_tokens": 900}}',
+        ' "itl_ms": 60, "e2e_ms": 3000}, "batch": {"idle_below": 0.4, "max_long": 2, "long_tokens": 900}}',
     }
     assert text.keys() == {f.name for f in fields(ServiceOptions)}
     options = ServiceOptions.from_parameters(text)
@@ -62,7 +62,15 @@ def test_every_option_is_read() -> None:
         step_log="out/steps",
         default_tier="batch",
         tiers=(
-            TierConfig("interactive", 2_000_000_000, weight=8, ttft=500_000_000, itl=60_000_000, max_queue=64),
+            TierConfig(
+                "interactive",
+                2_000_000_000,
+                weight=8,
+                ttft=500_000_000,
+                itl=60_000_000,
+                e2e=3_000_000_000,
+                max_queue=64,
+            ),
             TierConfig("batch", idle_below=0.4, max_long=2, long_tokens=900),
         ),
     )
@@ -99,7 +107,7 @@ COUNT = "a whole number >= 1"
 SHARE = "a share from 0 to 1"
 SIZE = "a whole number with KiB, MiB or GiB, such as 2GiB"
 TIERS = 'a JSON object of tiers, such as {"interactive": {"weight": 8, "queue_timeout_ms": 2000}}'
-TIER = "an object with any of weight, queue_timeout_ms, max_queue, ttft_ms, itl_ms, idle_below, max_long, long_tokens"
+TIER = "an object with any of weight, queue_timeout_ms, max_queue, ttft_ms, itl_ms, e2e_ms, idle_below, max_long, long_tokens"
 LIMIT = "a whole number >= 1; leave it out for no limit"
 
 
@@ -140,7 +148,7 @@ LIMIT = "a whole number >= 1; leave it out for no limit"
         ("tiers", '{"a": {"wait": 1}}', f"parameters.tiers.a: '{{\"wait\": 1}}' is not allowed; {TIER}"),
         *(
             ("tiers", f'{{"a": {{"{key}": {text}}}}}', f"parameters.tiers.a.{key}: '{text}' is not allowed; {LIMIT}")
-            for key in ("queue_timeout_ms", "max_queue", "ttft_ms", "itl_ms", "max_long", "long_tokens")
+            for key in ("queue_timeout_ms", "max_queue", "ttft_ms", "itl_ms", "e2e_ms", "max_long", "long_tokens")
             for text in ("0", "-1", "1.5", "true", "null", '"2s"')
         ),
     ],

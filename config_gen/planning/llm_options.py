@@ -46,6 +46,7 @@ def _limits(tier: Tier, targets: Targets | None) -> dict[str, float]:
         "max_queue": tier.max_queue,
         "ttft_ms": _ms(targets.ttft if targets else None),
         "itl_ms": _ms(targets.itl if targets else None),
+        "e2e_ms": _ms(targets.e2e if targets else None),
         "idle_below": tier.idle_below,
         "max_long": tier.max_long,
         "long_tokens": tier.long_tokens,
