@@ -156,8 +156,8 @@ class Engine:
         if late is not None and self._full(tier):
             waited = (now - late.arrival) / 1e9
             text = (
-                f"queue of tier {tier.name} is full ({tier.max_queue}), and after {waited:.1f} s this one cannot keep its "
-                "targets: retry later or raise max_queue"
+                f"queue of tier {tier.name} is full ({tier.max_queue}), and after {waited:.1f} s this one cannot keep "
+                "its targets: retry later or raise max_queue"
             )
             self._drop_waiting(late, RejectReason.QUEUE_FULL, text, now)
 

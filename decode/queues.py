@@ -2,8 +2,10 @@
 
 Who can no longer be answered within the targets of its tier lets those pass who still can be, and while such late ones
 wait the last to come goes first: in order of arrival everyone would start at the edge of being late, or beyond it. This
-is adaptive LIFO (Maurer, "Fail at scale", ACM Queue 13(8), 2015) by targets instead of queue length. Long ones stand in a line of their own, so that the rest can flow past them
-while no more of them may run. Must not know pages, budgets or which tier goes first.
+is adaptive LIFO (Maurer, "Fail at scale", ACM Queue 13(8), 2015) by targets instead of queue length.
+
+Long ones stand in a line of their own, so that the rest can flow past them while no more of them may run. Must not know
+pages, budgets or which tier goes first.
 """
 
 from __future__ import annotations

@@ -107,7 +107,8 @@ COUNT = "a whole number >= 1"
 SHARE = "a share from 0 to 1"
 SIZE = "a whole number with KiB, MiB or GiB, such as 2GiB"
 TIERS = 'a JSON object of tiers, such as {"interactive": {"weight": 8, "queue_timeout_ms": 2000}}'
-TIER = "an object with any of weight, queue_timeout_ms, max_queue, ttft_ms, itl_ms, e2e_ms, idle_below, max_long, long_tokens"
+KEYS = "weight, queue_timeout_ms, max_queue, ttft_ms, itl_ms, e2e_ms, idle_below, max_long, long_tokens"
+TIER = f"an object with any of {KEYS}"
 LIMIT = "a whole number >= 1; leave it out for no limit"
 
 
