@@ -30,6 +30,7 @@ from config_gen.profile import FORMAT
 from engines.runner import Preparation, preparation
 from engines.session import Arrays
 from engines.stamp import TENSORRT
+from loadtest.pictures import picture
 
 SHORT = 8  # tokens: the shortest length that is measured
 WIDE = 4  # times a length that the next one is at most: between them, time is taken for a straight line
@@ -56,7 +57,9 @@ def profile(
 ) -> dict[str, Any]:
     """The profile of `engine`, whose files and stamp lie in `folder`, without the name of the machine.
 
-    `typical`: tokens of most texts, 0 where there are none. `items` are what it would be sent; none: an example.
+    `typical`: tokens of most texts, 0 where there are none. `items` are what it would be sent; none: an example. For
+    pictures those that a load test sends take their place: photographs at hand may be of any size.
+
     Raises BuildError.
     """
     stamp = engine.stamp
@@ -64,7 +67,7 @@ def profile(
     lengths = measured_lengths(typical, longest) if longest else [0]
     shapes = [(batch, length) for length in lengths for batch in batches(stamp.max_batch_size)]
     if stamp.feed.kind == "image":
-        items = [item for item in items if isinstance(item, bytes)]  # as pictures are sent; crops are arrays
+        items = [picture(number) for number in range(PREPARED)]
     cores = len(os.sched_getaffinity(0))
     counts = [0] if stamp.runtime in TENSORRT else batches(cores)
     sessions = {str(threads): engine.session(threads) for threads in counts}

@@ -49,6 +49,7 @@ INSIDE: dict[str, set[str]] = {
     "lint": {"triton"},
 }
 EXTRA = {
+    ("builders.profiling", "loadtest.pictures"),  # what preparing a picture costs is measured with those that are sent
     ("config_gen.planning.unary_search", "engines.grouping"),  # how a batch is computed, by the very code that does it
     ("decode.triton_io", "observe.metrics"),  # the declarations of the metrics that it sets
     ("engines.triton_io", "decode.supervision"),  # one line to the launcher for all models

@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 from builders import profiling
 from builders.errors import BuildError
 from builders.latency import batches, measure
-from builders.profiling import WIDE, measured_lengths, prepare_cost, profile, resident
+from builders.profiling import PREPARED, WIDE, coldness, measured_lengths, prepare_cost, profile, resident
 from builders.progress import quiet
 from builders.runtimes import Runnable
 from engines.runner import preparation
 from engines.session import constant_inputs
 from engines.stamp import Stamp
+from loadtest.pictures import picture
 
 
 @given(st.integers(1, 2000), st.integers(1, 131072))
@@ -84,10 +85,35 @@ def test_pictures_are_prepared_as_they_are_sent(tmp_path: Path, monkeypatch: pyt
     seen: list[Any] = []
     monkeypatch.setattr(profiling, "prepare_cost", lambda prepare, items, most: seen.append(items) or {"p50": 1})
     folder = picture_engine(tmp_path)
-    crop = np.zeros((40, 40, 3), np.uint8)
-    profiled(folder, [crop, b"a JPEG", crop], 0, monkeypatch)
-    profiled(folder, [crop], 0, monkeypatch)
-    assert seen[0] == [b"a JPEG"] and isinstance(seen[1][0], bytes) and seen[1][0].startswith(b"\xff\xd8")
+    profiled(folder, [np.zeros((40, 40, 3), np.uint8), b"a photograph"], 0, monkeypatch)
+    [prepared] = seen
+    assert prepared[:2] == [picture(0), picture(1)] and len(set(prepared)) == len(prepared) == PREPARED
+
+
+def test_runs_after_pauses_are_beside_runs_that_were_long_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock of its own: a run takes 3 ms, 5 after a pause, and the first 30 of each kind 4."""
+    now, runs, paused = 0.0, 0, False
+
+    def sleep(seconds: float) -> None:
+        nonlocal now, paused, runs
+        runs = runs if paused else 0
+        now, paused = now + seconds, True
+
+    def run() -> None:
+        nonlocal now, runs
+        runs += 1
+        now += 4e-3 if runs <= (15 if paused else 30) else 5e-3 if paused else 3e-3
+
+    monkeypatch.setattr(profiling.time, "sleep", sleep)
+    monkeypatch.setattr(profiling.time, "perf_counter", lambda: now)
+    assert coldness(run) == pytest.approx(5 / 3)
+
+
+def test_where_pauses_cost_nothing_it_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter(range(100_000))
+    monkeypatch.setattr(profiling.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(profiling.time, "perf_counter", lambda: 1e-3 * next(times))
+    assert coldness(lambda: None) == 1.0
 
 
 def test_memory_is_that_of_a_process_with_the_engine_in_it(tmp_path: Path) -> None:
