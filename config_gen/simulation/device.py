@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
 from math import ceil, inf
@@ -80,65 +80,70 @@ class Shared:
 
     def _advance(self) -> None:
         elapsed = self._events.now - self._at
+        if not elapsed:
+            return
         self._at = self._events.now
-        asked = self._executions.asked + self._errands.asked
+        executions, errands = self._executions, self._errands
+        asked = executions.asked + errands.asked
         if asked:
             self._warmth = min(1.0, self._warmth + elapsed / WARMING)
+            self.busy += elapsed * min(asked, self.capacity)
+            executions.progress += elapsed * executions.rate
+            errands.progress += elapsed * errands.rate
         else:
             self._warmth = max(0.0, self._warmth - elapsed / COOLING)
-        self.busy += elapsed * min(asked, self.capacity)
-        for lane in (self._executions, self._errands):
-            lane.progress += elapsed * lane.rate
 
     def _schedule(self) -> None:
         if self._next is not None:
             self._next.cancel()
             self._next = None
-        executions, errands = self._executions, self._errands
+        capacity, executions, errands, wait = self.capacity, self._executions, self._errands, inf
         if errands.running:
-            errands.rate = min(1.0, self.capacity / errands.asked)
+            errands.rate = capacity / errands.asked if errands.asked > capacity else 1.0
+            wait = errands.left / errands.rate
         if executions.running:
-            executions.rate = min(1.0, self.capacity / executions.asked)
-            if errands.asked + executions.asked > self.capacity:
-                executions.rate *= TEAM * max(0.0, 1 - errands.asked / self.capacity) if errands.running else 1.0
-        waits = [lane.wait for lane in (executions, errands) if lane.running]
-        if waits and (soonest := min(waits)) < inf:
-            self._next = self._events.at(self._events.now + ceil(soonest), self._finish)
-        for lane in (executions, errands):
-            if not lane.running:
-                lane.progress, lane.asked = 0.0, 0.0  # a fresh start keeps the numbers exact
+            rate = capacity / executions.asked if executions.asked > capacity else 1.0
+            if errands.running and errands.asked + executions.asked > capacity:
+                rate *= TEAM * max(0.0, 1 - errands.asked / capacity)
+            executions.rate = rate
+            wait = min(wait, executions.left / rate) if rate else wait
+        if wait < inf:
+            self._next = self._events.at(self._events.now + ceil(wait), self._finish)
 
     def _finish(self) -> None:
         self._next = None
         self._advance()
-        ended = self._errands.ended() + self._executions.ended()
+        ended: list[Done] = []
+        self._errands.end(ended)
+        self._executions.end(ended)
         self._schedule()
         for done in ended:
             done()
 
 
-@dataclass(slots=True)
 class _Lane:
     """Executions that all go at the same rate. `progress` is ns of work that each would have got since the start."""
 
-    progress: float = 0.0
-    rate: float = 1.0
-    asked: float = 0.0
-    running: list[tuple[float, int, float, Done]] = field(default_factory=list)  # until which progress, order, width
+    __slots__ = ("asked", "progress", "rate", "running")
+
+    def __init__(self) -> None:
+        self.progress, self.rate, self.asked = 0.0, 1.0, 0.0
+        self.running: list[tuple[float, int, float, Done]] = []  # until which progress, order, width
 
     @property
-    def wait(self) -> float:
-        """ns until the first of them ends."""
-        return max(0.0, self.running[0][0] - self.progress) / self.rate if self.rate else inf
+    def left(self) -> float:
+        """ns of work until the first of them ends."""
+        return max(0.0, self.running[0][0] - self.progress)
 
-    def ended(self) -> list[Done]:
-        """Take out those that are done."""
-        found = []
-        while self.running and self.running[0][0] <= self.progress + 0.5:
-            _, _, width, done = heappop(self.running)
+    def end(self, ended: list[Done]) -> None:
+        """Take out those that are done, into `ended`."""
+        running = self.running
+        while running and running[0][0] <= self.progress + 0.5:
+            _, _, width, done = heappop(running)
             self.asked -= width
-            found.append(done)
-        return found
+            ended.append(done)
+        if not running:
+            self.progress, self.asked = 0.0, 0.0  # a fresh start keeps the numbers exact
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from config_gen.percentiles import Counted
 from config_gen.simulation.batcher import Arrived, Batcher
@@ -18,9 +19,11 @@ from config_gen.simulation.llm_load import requests
 from config_gen.simulation.llm_server import LlmServer
 from config_gen.simulation.serving import HOST, Capacity, Decoding, Load, Observed, Served, Unary
 from config_gen.sla.arrivals import Arrival, arrivals, unary_arrivals
+from config_gen.sla.spec import OnnxTraffic
 from decode.outcome import GAP, NEVER
 from decode.simulator import Recorder
 
+DRAWN = 32  # loads of one model that are kept
 CHECKED = 64  # events after the load between two looks at what is still waited for
 
 
@@ -168,10 +171,9 @@ class Run:
             request = Arrived(events.now, one.levels[arrival.tier], 1, arrival.own, arrival.tier)
             self._in_front(one.front, lambda: batcher.submit(request))
 
-        drawn = unary_arrivals(
-            load.traffic(one.name, model), load.duration, load.scale, load.seed, model.max_length, one.chance
-        )
-        self._feed(drawn, take)
+        traffic = tuple(load.traffic(one.name, model).items())
+        drawn = _drawn(traffic, load.duration, load.scale, load.seed, model.max_length, one.chance)
+        self._feed(iter(drawn), take)
 
     def _add_decoding(self, one: Decoding) -> None:
         model, load, events = one.model, self._load, self._events
@@ -203,6 +205,14 @@ class Run:
             events.at(at, arrive)
 
         following()
+
+
+@lru_cache(maxsize=DRAWN)
+def _drawn(
+    traffic: tuple[tuple[str, OnnxTraffic], ...], duration: int, scale: float, seed: int, max_length: int, chance: str
+) -> tuple[Arrival, ...]:
+    """See unary_arrivals. A search tries every setting under the same loads."""
+    return tuple(unary_arrivals(dict(traffic), duration, scale, seed, max_length, chance))
 
 
 def _nothing() -> None:
