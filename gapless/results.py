@@ -14,17 +14,26 @@ from gapless.errors import UsageError
 STREAMS = ("/dev/", "/proc/self/fd/")  # where /dev/stdout may be a pipe, whose reader is there
 
 
-def check_outputs(**files: Path | None) -> None:
+def check_outputs(*read: Path | None, **files: Path | None) -> None:
     """Raise UsageError naming the option whose file cannot be written, before minutes are spent on what goes there.
 
-    Allowed are a regular file, there or not, a link to one, and a device. Leaves no file behind that was not there.
+    Allowed are a regular file, there or not, a link to one, and a device; none of those that are `read`. Leaves no file
+    behind that was not there.
     """
     for option, path in files.items():
         if path is not None:
             try:
                 _check(path)
+                if any(other is not None and _same(path, other) for other in read):
+                    raise OSError(None, "is read, and would be overwritten")
             except OSError as error:
                 raise UsageError(_told(option, path, error.strerror or str(error))) from None
+
+
+def _same(one: Path, other: Path) -> bool:
+    with contextlib.suppress(OSError, ValueError):  # what cannot be read is told by who reads it
+        return one.samefile(other)
+    return False
 
 
 def _check(path: Path) -> None:

@@ -32,6 +32,16 @@ def test_a_place_that_cannot_be_written_is_refused_before(
     assert str(refused.value).startswith("--log-file: ") and told in str(refused.value)
 
 
+def test_what_is_read_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "sla.yaml").write_text("kept")
+    (tmp_path / "link").symlink_to("sla.yaml")
+    for name in ("sla.yaml", "link"):
+        with pytest.raises(UsageError, match=f"^--json: .*{name}: is read, and would be overwritten; give a file"):
+            check_outputs(tmp_path / "sla.yaml", json=tmp_path / name)
+    check_outputs(None, tmp_path / "missing", Path("x" * 300), json=tmp_path / "link")
+    assert (tmp_path / "sla.yaml").read_text() == "kept"
+
+
 def test_the_check_leaves_everything_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "later")
     (tmp_path / "there").write_text("kept")

@@ -25,7 +25,7 @@ def run(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all results here.")] = None,
 ) -> None:
     """Precision, runner and batching of a built engine, each beside its alternative. Exit 1 when a bar is missed."""
-    check_outputs(json=json_file)
+    check_outputs(sla, json=json_file)
     (part,) = pick_parts(load(sla), name)
     if not isinstance(part.model, OnnxModel):
         raise SpecError(f"models.{name}.kind: '{part.model.kind}' is not allowed here; onnx")

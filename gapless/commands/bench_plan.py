@@ -31,7 +31,7 @@ def run(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all results here.")] = None,
 ) -> None:
     """Goodput of the plan made for these rates, measured beside others. Exit 1 when a bar is missed."""
-    check_outputs(json=json_file)
+    check_outputs(sla, json=json_file)
     spec = scaled(load(sla), name, rate_scale)
     known, fixed = facts(spec, sla, REPOSITORY), corrections.read(REPOSITORY)
     began = time.perf_counter()

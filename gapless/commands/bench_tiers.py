@@ -40,7 +40,7 @@ def run(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all results here.")] = None,
 ) -> None:
     """Mixed traffic of several tiers under each policy, on the real server. Exit 1 when a bar is missed."""
-    check_outputs(json=json_file)
+    check_outputs(sla, json=json_file)
     spec = read_spec(sla)
     _, model = pick_llm(spec, tiers.MODEL)
     if itl is not None:

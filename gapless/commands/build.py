@@ -118,7 +118,7 @@ def run(
 ) -> None:
     """Turn model sources into what the server loads."""
     leave_like_an_exception()  # so that nothing half written stays
-    check_outputs(json=json_file)
+    check_outputs(sla, json=json_file)
     if (sla is None) == (source is None):
         raise UsageError("--sla or --source: one is needed; a file that declares the models, or one LLM's source")
     if source is not None:

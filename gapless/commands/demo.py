@@ -49,7 +49,7 @@ def run(
     """Exit 0 when all targets were kept, 1 when not, 2 on bad input."""
     leave_like_an_exception()  # so that the server is stopped
     console = Console()
-    check_outputs(samples=samples, json=json_file)
+    check_outputs(sla, samples=samples, json=json_file)
     spec = load(sla)
     parts = built(console, spec, sla)
     times, chosen = farthest(console, spec, facts(spec, sla, REPOSITORY))

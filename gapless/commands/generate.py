@@ -35,7 +35,7 @@ def run(
     Exit 1 when a target would be missed, and nothing is written then; 2 on bad input.
     """
     leave_like_an_exception()  # so that nothing half written stays
-    check_outputs(json=json_file)
+    check_outputs(sla, json=json_file)
     plan = planned(sla, out)
     wanted = pending(plan, out, sla)
     for line in missed(plan):  # beside what a diff prints

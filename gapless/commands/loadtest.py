@@ -49,7 +49,7 @@ def run(
     json_file: Annotated[Path | None, typer.Option("--json", help="write the report as JSON")] = None,
 ) -> None:
     """Exit 0 when all targets were kept, 1 when not or when the run gives no verdict, 2 on bad input."""
-    check_outputs(samples=samples, json=json_file)
+    check_outputs(sla, samples=samples, json=json_file)
     parts = pick_parts(load(sla), model, tokenizer)
     result = load_models(parts, url, duration, rate_scale, seed, samples)
     tell(result, json_file)

@@ -29,7 +29,7 @@ def run(
         return
     if sla is None:
         raise UsageError("SLA.yaml: is missing; name an SLA file, or ask for --schema")
-    check_outputs(json=json_file)
+    check_outputs(sla, json=json_file)
     console = Console(stderr=True)
     with console.status("planning") as status:
         found = planned(sla, repository, tell=lambda what, share: status.update(what))

@@ -57,7 +57,7 @@ def run(
     json_file: Annotated[Path | None, typer.Option("--json", help="write the report as JSON")] = None,
 ) -> None:
     """Exit 0 when all targets were kept, 1 when not, 2 on bad input."""
-    check_outputs(json=json_file)
+    check_outputs(sla, json=json_file)
     if gpu is not None and law is not None:
         raise UsageError("--law and --gpu both say what a step costs; give one of them")
     spec = load(sla)

@@ -42,7 +42,7 @@ def run(
 ) -> None:
     """Exit 0 when every target was kept as measured, whatever was predicted; 1 when not, 2 on bad input."""
     leave_like_an_exception()  # so that the server is stopped
-    check_outputs(json=json_file)
+    check_outputs(sla, json=json_file)
     console = Console()
     spec, parts = load(sla), pick_parts(load(sla), None)
     known = corrections.read(REPOSITORY)
