@@ -104,7 +104,7 @@ def test_a_plan_is_generated_lints_clean_and_keeps_what_it_promises_on_the_real_
     assert lines["small", "api", "e2e"]["target_ns"] is None
     assert all(line["measured_p99_ns"] > 0 and line["predicted_p99_ns"] > 0 for line in lines.values())
     known = corrections.read(place / "model_repository")
-    assert set(known) == {"chat", "small"} and all(fixed.around > 0 for fixed in known.values())
+    assert set(known) == {"chat", "small"} and all(fixed != Correction() for fixed in known.values())
 
 
 def test_a_file_changed_by_hand_stops_verify_before_anything_starts(place: Path) -> None:
@@ -118,6 +118,12 @@ def test_a_file_changed_by_hand_stops_verify_before_anything_starts(place: Path)
         assert config.read_text() == before + "# mine\n"
     finally:
         config.write_text(before)
+
+
+def test_a_load_of_nothing_is_refused_before_anything_starts(place: Path) -> None:
+    done = gapless(place, "verify", "sla.yaml", "--duration", "1ns")
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("gapless: --duration: no request falls into 1e-09 s at these rates")
 
 
 def test_a_promise_below_what_one_request_takes_is_refused(place: Path) -> None:
@@ -170,7 +176,7 @@ def test_a_correction_is_measured_over_simulated_executions_and_what_clients_wai
     # 30 executions of 6 ms where 4 were simulated; clients waited 11 ms: the server knows 9, and 1 is simulated.
     counted = Counted(requests=(100 * 9.0 * MS, 100), executions=(30 * 6.0 * MS, 30))
     done = round_of([11.0 * MS] * 100, counted)
-    assert corrected(done, {}) == {"small": Correction(1.5, 1 * MS)}
+    assert corrected(done, {}) == {"small": Correction(1.5)}
     # What was corrected before is corrected further.
     assert corrected(done, {"small": Correction(2.0, 7)}) == {"small": Correction(3.0, 1 * MS)}
 

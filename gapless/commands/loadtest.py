@@ -19,7 +19,7 @@ from loadtest import report, verdict
 from loadtest.run import Client, Job, LoadtestError
 from loadtest.run import Progress as Seen
 from loadtest.run import run as run_job
-from loadtest.samples import Sample
+from loadtest.samples import Planned, Sample
 from loadtest.schedule import Part, schedule
 
 DRAIN = 30 * 10**9  # ns
@@ -60,15 +60,21 @@ def load_models(
     parts: Sequence[Part], url: str, duration: int, rate_scale: float, seed: int, samples: Path | None = None
 ) -> report.Report:
     """Send the declared traffic of all parts together and judge each."""
+    planned = requests(parts, duration, rate_scale, seed)
+    with progress_bar("Loading", duration) as seen:
+        taken, client = run_job(Job(url, planned, duration, DRAIN), samples, seen)
+    models = [judged(part, [s for s in taken if s.model == part.name], duration, client) for part in parts]
+    return report.Report(duration, seed, rate_scale, client, models, notes(parts))
+
+
+def requests(parts: Sequence[Part], duration: int, rate_scale: float, seed: int) -> list[Planned]:
+    """What is sent. Raises LoadtestError when that is nothing, or TooManyRequests."""
     planned = schedule(parts, duration, rate_scale, seed)
     if not planned:
         raise LoadtestError(
             f"--duration: no request falls into {duration / 1e9:g} s at these rates; load longer or faster"
         )
-    with progress_bar("Loading", duration) as seen:
-        taken, client = run_job(Job(url, planned, duration, DRAIN), samples, seen)
-    models = [judged(part, [s for s in taken if s.model == part.name], duration, client) for part in parts]
-    return report.Report(duration, seed, rate_scale, client, models, notes(parts))
+    return planned
 
 
 def judged(part: Part, taken: Sequence[Sample], duration: int, client: Client) -> report.ModelReport:

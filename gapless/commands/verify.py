@@ -19,7 +19,7 @@ from config_gen.plan import Plan
 from config_gen.sla.quantity import show_duration, show_percentile
 from config_gen.sla.spec import load
 from gapless import corrections
-from gapless.commands.loadtest import duration_option
+from gapless.commands.loadtest import duration_option, requests
 from gapless.generation import generate_repository
 from gapless.parts import REPOSITORY, pick_parts
 from gapless.planning import planned
@@ -45,6 +45,7 @@ def run(
     check_outputs(sla, json=json_file)
     console = Console()
     spec, parts = load(sla), pick_parts(load(sla), None)
+    requests(parts, duration, 1.0, seed)  # that there are some is known before a server is started
     known = corrections.read(REPOSITORY)
     plan = planned(sla, REPOSITORY, known)
     done: list[Round] = []
