@@ -68,9 +68,10 @@ def test_priority_and_arrival_order_know_no_targets() -> None:
         assert in_time(TTFT, 120, policy=policy) == in_time(TTFT, 120, policy=policy, unaware=True)
 
 
-def bench(**tier: object) -> Bench:
-    """One request at a time, of a step of 1 ms for each of its tokens; ten steps are taken so that this is known."""
-    config = EngineConfig(num_pages=100, page_size=4, max_num_seqs=1, max_num_batched_tokens=16, max_model_len=100)
+def bench(seqs: int = 1, early_refusal: bool = False, **tier: object) -> Bench:
+    """So many requests at a time, each step takes 1 ms; some are taken so that this is known."""
+    config = EngineConfig(num_pages=100, page_size=4, max_num_seqs=seqs, max_num_batched_tokens=16, max_model_len=100)
+    config = replace(config, early_refusal=early_refusal)
     made = Bench(replace(config, tiers=(TierConfig("default", **tier),)))  # type: ignore[arg-type]
     for n in range(10):
         made.submit(request(f"before{n}", 16, 4))
@@ -131,7 +132,47 @@ def test_in_a_full_queue_the_place_of_a_late_one_goes_to_the_next_that_comes() -
     assert list(refused) == ["turned away", "one"]
     assert "queue of tier default is full (2): retry" in refused["turned away"]
     assert "is full (2), and after 0.0 s this one cannot keep its targets: retry later" in refused["one"]
-    assert started(made) == ["running", "three", "two"] or started(made) == ["running", "two", "three"]
+    # By then three is late as well.
+    assert started(made) == ["running", "two", "three"]
+
+
+def test_a_long_one_that_may_not_start_does_not_turn_the_order_of_the_others() -> None:
+    made = bench(seqs=2, ttft=25 * MS, max_long=1, long_tokens=60)
+    made.submit(request("long", 4, 90), request("late and long", 4, 80), request("running", 4, 45))
+    for _ in range(30):
+        made.step()
+    assert made.engine.scheduler.roster.waiting["default"].overdue() is not None
+    for name in ("first", "second", "third"):
+        made.submit(request(name, 4, 2))
+        made.now += MS
+    made.run()
+    assert started(made) == ["long", "running", "first", "second", "third", "late and long"]
+
+
+def test_a_wait_is_predicted_without_those_who_let_one_pass() -> None:
+    made = bench(early_refusal=True, ttft=100 * MS, queue_timeout=2 * SECOND)
+    made.submit(*(request(f"old{n}", 4, 30) for n in range(95)))
+    for _ in range(200):
+        made.step()
+    queue = made.engine.scheduler.roster.waiting["default"]
+    assert len(queue) * 30 * MS > 2 * SECOND  # more than a timeout, were it in order of arrival
+    made.submit(request("new", 4, 2))
+    for _ in range(40):
+        made.step()
+    assert started(made)[-2:] == ["new", "old7"]
+    assert not any(isinstance(event, Rejected) for event in made.events)
+
+
+def test_a_late_one_is_cancelled_like_any() -> None:
+    made = bench(ttft=2 * MS)
+    made.submit(request("running", 4, 20), request("late", 4, 2))
+    for _ in range(5):
+        made.step()
+    assert made.engine.scheduler.roster.waiting["default"].overdue() is not None
+    made.cancel("late")
+    made.run()
+    assert [event.request_id for event in made.events if isinstance(event, Rejected)] == ["late"]
+    assert started(made) == ["running"] and made.engine.idle
 
 
 @settings(max_examples=40, deadline=None)
