@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from test_engine import Bench, request
 
 from decode.config import EngineConfig, TierConfig
+from decode.executors.cost_model import Law
 from decode.executors.gpu_cost import StepWork
 from decode.outcome import NEVER
 from decode.plan import Rejected, Started
@@ -33,6 +34,15 @@ class Fixed:
         return STEP
 
 
+class Growing:
+    """A step takes 10 ms, and 0.5 more for each token of a prompt."""
+
+    spread = (1.0,)
+
+    def step(self, work: StepWork) -> float:
+        return (10 + 0.5 * work.prefill_tokens) * MS
+
+
 def arrivals(rate: float, seconds: float, seed: int = 0) -> list[Timed]:
     random, at, found = Random(seed), 0.0, list[Timed]()
     sampling = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True, seed=0)
@@ -42,13 +52,13 @@ def arrivals(rate: float, seconds: float, seed: int = 0) -> list[Timed]:
     return found
 
 
-def in_time(tier: TierConfig, rate: float, seed: int = 0, **changes: object) -> float:
+def in_time(tier: TierConfig, rate: float, seed: int = 0, law: Law | None = None, **changes: object) -> float:
     """Requests a second that kept the target of `tier`, of those that came in ten seconds."""
     target, metric = (tier.ttft, "ttft") if tier.ttft else (tier.e2e, "e2e")
     assert target is not None
     given_ = replace(tier, ttft=None, e2e=None) if changes.pop("unaware", False) else tier
     config = replace(CONFIG, prefix_cache=False, tiers=(given_,), **changes)  # type: ignore[arg-type]
-    record = simulate(config, Fixed(), arrivals(rate, 10, seed), 10 * SECOND).tiers["a"]
+    record = simulate(config, law or Fixed(), arrivals(rate, 10, seed), 10 * SECOND).tiers["a"]
     return sum(value <= target for value in getattr(record, metric)) / 10
 
 
@@ -61,6 +71,16 @@ def test_beyond_capacity_as_many_are_in_time_as_can_be_served(tier: TierConfig) 
 @pytest.mark.parametrize("seed", range(5))
 def test_below_capacity_it_is_first_come_first_served(tier: TierConfig, seed: int) -> None:
     assert in_time(tier, 25, seed) == in_time(tier, 25, seed, unaware=True)
+
+
+@pytest.mark.parametrize("tier", [TTFT, E2E])
+@pytest.mark.parametrize("budget", [80, 640])
+def test_a_step_that_could_be_longer_makes_nobody_late(tier: TierConfig, budget: int) -> None:
+    """A step of 640 tokens would take 330 ms, and six of those, as one request needs, longer than E2E allows."""
+    law, most = Growing(), 1000 / 32  # prompts a second, if steps themselves cost nothing
+    assert in_time(tier, 10, law=law, max_num_batched_tokens=budget) == len(arrivals(10, 10)) / 10
+    served = in_time(tier, 60, law=law, max_num_batched_tokens=budget)
+    assert served > 0.75 * most > 2 * in_time(tier, 60, law=law, max_num_batched_tokens=budget, unaware=True)
 
 
 def test_priority_and_arrival_order_know_no_targets() -> None:
