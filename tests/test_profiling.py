@@ -91,7 +91,7 @@ def test_pictures_are_prepared_as_they_are_sent(tmp_path: Path, monkeypatch: pyt
 
 
 def test_runs_after_pauses_are_beside_runs_that_were_long_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a clock of its own: a run takes 3 ms, 5 after a pause, and the first 60 of the former and 20 of the latter 4."""
+    """On a clock of its own: a run takes 3 ms, 5 after a pause, and and 4 the first 60 and 20 times."""
     now, runs, paused = 0.0, 0, False
 
     def sleep(seconds: float) -> None:
