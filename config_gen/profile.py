@@ -56,9 +56,8 @@ class Profile:
     """The whole file. `memory`: resident bytes of a process that holds the engine and has computed the largest batch.
 
     `cores` and `host_memory` (bytes) are those of the machine; a run after a pause takes `cold` times as long as one
-    after another; `run_cost` is (of a run, of each padded token in it) in
-    ms, of a text model; `typical_length` in tokens, 0 for what has no length; `knee` is the batch worth its latency,
-    by length.
+    after another; `run_cost` is (of a run, of each padded token in it) in ms, of a text model; `typical_length` in
+    tokens, 0 for what has no length; `knee` is the batch worth its latency, by length.
     """
 
     format: Literal[3]

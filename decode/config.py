@@ -29,7 +29,7 @@ class TierConfig:
     queue_timeout: int | None = None  # ns a request may wait before it first runs; None = for ever
     weight: float = 1.0  # share of the service while several tiers have requests waiting
     # Targets in ns. `ttft` orders prompts, `itl` bounds the predicted time of steps in which the tier decodes; who can
-    # keep neither `ttft` nor `e2e` any more lets others of its tier pass.
+    # no longer keep both `ttft` and `e2e` lets others of its tier pass.
     ttft: int | None = None
     itl: int | None = None
     e2e: int | None = None

@@ -87,17 +87,22 @@ def prompt_budget(config: EngineConfig, times: StepTime, work: Work, limit: floa
     return min(most, max(config.min_prefill_tokens, times.prefill_within(limit, work, context, most)))
 
 
-def in_time(config: EngineConfig, sequence: Sequence, now: int, full_step: float) -> bool:
-    """Whether a waiting sequence that starts now is predicted to keep the targets of its tier, in steps of `full_step`
-    ns: as many as its prompt needs, then one for each token that it may ask for.
+def in_time(
+    config: EngineConfig, sequence: Sequence, now: int, times: StepTime, running: int, usual_step: float
+) -> bool:
+    """Whether a waiting sequence that starts now beside those `running` is predicted to keep the targets of its tier:
+    as many steps as its prompt needs, each with nobody else's prompt in it but never below `usual_step` ns, then one
+    of `usual_step` for each token that it may ask for.
 
     A client that asks for more tokens than it gets is late too early, and then waits for others of its tier.
     """
     ttft, e2e = sequence.tier.ttft, sequence.tier.e2e
     if config.policy != "weighted" or (ttft is None and e2e is None):
         return True
-    first = now + -(-len(sequence.tokens) // config.max_num_batched_tokens) * full_step
-    last = first + (sequence.limit - len(sequence.tokens)) * full_step
+    length, most = len(sequence.tokens), config.max_num_batched_tokens
+    step = max(usual_step, times.predict(Work(min(length, most), running, 0, 0)))
+    first = now + -(-length // most) * step
+    last = first + (sequence.limit - length) * usual_step
     return (ttft is None or first <= sequence.arrival + ttft) and (e2e is None or last <= sequence.arrival + e2e)
 
 

@@ -70,15 +70,20 @@ class Queue:
         if self._preempted:
             return next(iter(self._preempted.values()))
         allowed = (False, True)[: 1 + long_allowed]
-        fresh_lines, late = [self._fresh[kind] for kind in allowed], self.overdue()
+        fresh, late = [self._fresh[kind] for kind in allowed], _first(self._late[kind] for kind in allowed)
         if late is None:
-            return _first(fresh_lines)
-        last = max((next(reversed(line.values())) for line in fresh_lines if line), key=lambda s: s.key, default=None)
-        return last or _first(self._late[kind] for kind in allowed)
+            return _first(fresh)
+        last = max((next(reversed(line.values())) for line in fresh if line), key=lambda s: s.key, default=None)
+        return last or late
 
     def overdue(self) -> Sequence | None:
-        """Of those who are late, who has been for longest."""
+        """Of those who are late, who came first."""
         return _first(self._late.values())
+
+    @property
+    def ahead(self) -> int:
+        """How many do not let one pass that comes now: all who are not late."""
+        return len(self) - sum(map(len, self._late.values()))
 
     def expired(self, now: int) -> list[Sequence]:
         """Those that have not run yet and whose deadline to start has come, by arrival. Deadlines follow arrivals, and
@@ -130,7 +135,7 @@ class Waiting:
     def predicted_wait(self, tier: str) -> int | None:
         """ns that a request of a tier would wait if it came now, None when nothing is known."""
         interval = self._paces[tier].interval
-        return None if interval is None else int(interval * len(self._queues[tier]))
+        return None if interval is None else int(interval * self._queues[tier].ahead)
 
     def sort_out(self, in_time: InTime) -> None:
         """See Queue.sort_out."""

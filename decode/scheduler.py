@@ -22,6 +22,8 @@ from decode.roster import Roster
 from decode.sequence import Sequence
 from decode.step_time import StepTime, Work
 
+RECENT = 0.1  # weight of a step in the average
+
 
 class Scheduler:
     """Requests of all tiers, and the step in flight."""
@@ -36,6 +38,7 @@ class Scheduler:
         self._tiers = frozenset(t.name for t in config.tiers)
         self._gaps = Gaps(config, self.accounts)
         self._elapsed: int | None = None  # of the planned step, until its whole time is known
+        self._usual_step = 0.0  # ns: a moving average over all steps, 0 before the first
 
     def waiting(self, tier: str) -> int:
         """Requests of a tier that wait for pages or a slot, preempted ones included."""
@@ -75,8 +78,9 @@ class Scheduler:
         """What the last step took. A client waits from token to token: what lies between two steps is part of it."""
         if self._elapsed is not None:
             # With nobody left running the next step may have come much later.
-            took = now - self.draft.now if self.roster.running else self._elapsed
-            self.times.learn(self.draft.work, max(took, self._elapsed))
+            took = max(now - self.draft.now, self._elapsed) if self.roster.running else self._elapsed
+            self.times.learn(self.draft.work, took)
+            self._usual_step += (took - self._usual_step) * (RECENT if self._usual_step else 1)
             self._elapsed = None
 
     # --- giving way ---
@@ -87,8 +91,8 @@ class Scheduler:
     def _sort_out_late(self) -> None:
         """Who waits and cannot keep the targets of its tier any more lets others pass."""
         config, now = self.config, self.draft.now
-        step = self.times.predict(Work(config.max_num_batched_tokens, len(self.roster.running), 0, 0))
-        self.roster.waiting.sort_out(lambda sequence: policy.in_time(config, sequence, now, step))
+        times, running, usual = self.times, len(self.roster.running), self._usual_step
+        self.roster.waiting.sort_out(lambda one: policy.in_time(config, one, now, times, running, usual))
 
     def _make_way(self, closed: frozenset[str]) -> None:
         """Preempt sequences of lower tiers, if that lets the next prompt in line start."""

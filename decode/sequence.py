@@ -81,7 +81,7 @@ class Sequence:
 
     @property
     def due(self) -> float:
-        """When its first token is due, in ns; never, without a target or when that cannot be kept."""
+        """When its first token is due, in ns; never, without a target or once it is late."""
         return float("inf") if self.tier.ttft is None or self.late else self.arrival + self.tier.ttft
 
     @property

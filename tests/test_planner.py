@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planning import engine, llm
+from planning import engine, llm, pictures
 
 from config_gen.facts import Correction, Facts
 from config_gen.plan import Plan
 from config_gen.planning.plans import plan
+from config_gen.planning.unary_search import preparing
 from config_gen.planning.wishes import PlanError
-from config_gen.simulation.serving import FRONT
+from config_gen.profile import Prepare
+from config_gen.simulation.batcher import Arrived
+from config_gen.simulation.serving import FRONT, HANDOVER
 from config_gen.sla.spec import parse
 
 FILE = """
@@ -277,6 +281,16 @@ def test_a_correction_makes_a_model_as_much_slower() -> None:
     slow = plan(parse(text), {"embed": engine()}, {"embed": Correction(2.0, 5_000_000)})
     [before], [after] = plain.predictions, slow.predictions
     assert after.predicted == pytest.approx(2 * (before.predicted - FRONT) + FRONT + 5e6, rel=0.1)
+
+
+def test_a_batch_never_takes_less_to_prepare_than_one_item() -> None:
+    """A full batch of 32 pictures on 8 cores: 4 ms of each core, 1 ms for an item alone."""
+    facts = pictures()
+    facts = replace(facts, profile=replace(facts.profile, prepare=Prepare(1.0, 4.0 / 32)))
+    cost = preparing(facts, 8, 1.0)
+    found = {count: cost([Arrived(0, 1)] * count) for count in (1, 2, 8, 32)}
+    assert {count: (ns - HANDOVER) / 1e6 for count, (ns, _) in found.items()} == {1: 1.0, 2: 1.0, 8: 1.0, 32: 4.0}
+    assert [cores for _, cores in found.values()] == [1, 2, 8, 8]
 
 
 def test_every_setting_has_its_reason() -> None:

@@ -41,13 +41,16 @@ class Candidate:
 
 def preparing(facts: OnnxFacts, cores: int, factor: float) -> Callable[[Sequence[Arrived]], tuple[float, float]]:
     """ns that a batch is handed over and prepared for before it is computed, and on how many of the `cores`: texts one
-    after another, pictures beside each other."""
+    after another, pictures beside each other.
+
+    What an item takes of a full batch is less than alone, and a batch never takes less than one item.
+    """
     one, each = facts.profile.prepare.p50 * 1e6, facts.profile.prepare.batched * 1e6
     beside = cores if facts.feed == "image" else 1
 
     def cost(requests: Sequence[Arrived]) -> tuple[float, float]:
         count = len(requests)
-        return HANDOVER + factor * (one if count == 1 else each * count), min(count, beside)
+        return HANDOVER + factor * max(one, each * count), min(count, beside)
 
     return cost
 

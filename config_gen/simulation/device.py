@@ -1,8 +1,9 @@
 """Something that several executions share: the cores of a host, or a card. Simulated, on an event loop.
 
-While less is asked for than there is, each execution runs at full speed; beyond that all slow down alike, as a fair
-scheduler of threads or of a card's processes makes them. Short errands go first, for a thread that has just woken up
-does; a team of threads that lost a core to one waits for it at its next barrier. Must not know what is executed.
+While less is asked for than there is, everything runs at full speed. Beyond that executions slow down alike, as a fair
+scheduler of threads or of a card's processes makes them, and short errands do not: a thread that has just woken up goes
+first, and a team of threads that lost a core to it waits for that core at its next barrier. What runs after a pause
+runs cold. Must not know what is executed.
 """
 
 from __future__ import annotations

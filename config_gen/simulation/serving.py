@@ -22,7 +22,6 @@ HOST = "host"
 # requests, 0.24 of a core.
 FRONT, HANDOVER, MESSAGE = 1_000_000, 500_000, 750_000
 WAKING = 1_000_000  # ns of each request until threads of the client and of Triton have woken up
-CHECKED = 64  # events after the load between two looks at what is still waited for
 
 
 @dataclass(frozen=True)
