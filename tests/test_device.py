@@ -95,6 +95,16 @@ def test_one_errand_leaves_a_team_of_two_little_of_the_other_core() -> None:
     assert found == [pytest.approx(110_000_000 - TEAM * 0.5 * 10_000_000, abs=2)]
 
 
+def test_single_threads_wait_for_nobody_and_share_what_an_errand_leaves() -> None:
+    events, found = Events(), []
+    device = Shared(events, 2.0)
+    for _ in range(2):
+        device.begin(100_000_000, 1.0, lambda: found.append(events.now))
+    events.at(50_000_000, lambda: device.errand(10_000_000, lambda: None))
+    events.run()
+    assert found == [pytest.approx(105_000_000, abs=2)] * 2
+
+
 def test_what_fits_beside_an_errand_does_not_notice_it() -> None:
     events, found = Events(), []
     device = Shared(events, 2.0)

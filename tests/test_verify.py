@@ -173,10 +173,10 @@ def test_measured_stands_beside_predicted_at_the_percentile_of_the_promise_and_a
 
 
 def test_a_correction_is_measured_over_simulated_executions_and_what_clients_wait_besides() -> None:
-    # 30 executions of 6 ms where 4 were simulated; clients waited 11 ms: the server knows 9, and 1 is simulated.
+    # 30 executions of 6 ms where 4 were simulated; clients waited 12 ms: the server knows 9, and 2 are simulated.
     counted = Counted(requests=(100 * 9.0 * MS, 100), executions=(30 * 6.0 * MS, 30))
-    done = round_of([11.0 * MS] * 100, counted)
-    assert corrected(done, {}) == {"small": Correction(1.5)}
+    done = round_of([12.0 * MS] * 100, counted)
+    assert corrected(done, {}) == {"small": Correction(1.5, 1 * MS)}
     # What was corrected before is corrected further.
     assert corrected(done, {"small": Correction(2.0, 7)}) == {"small": Correction(3.0, 1 * MS)}
 

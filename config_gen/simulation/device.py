@@ -105,7 +105,8 @@ class Shared:
         if executions.running:
             rate = capacity / executions.asked if executions.asked > capacity else 1.0
             if errands.running and errands.asked + executions.asked > capacity:
-                rate *= TEAM * max(0.0, 1 - errands.asked / capacity)
+                left = max(0.0, 1 - errands.asked / capacity)
+                rate *= TEAM * left if executions.asked > len(executions.running) else left
             executions.rate = rate
             wait = min(wait, executions.left / rate) if rate else wait
         if wait < inf:
