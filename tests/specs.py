@@ -68,7 +68,7 @@ def gpu_specs() -> list[tuple[Spec, dict[str, Facts]]]:
         models += EMBED.format(name=f"f{at}", more="\n    instances: 3", e2e="100ms", rate=20, batch="")
         models += CHAT.format(name=f"c{at}", more="", rate=2)
         models += CLASSIFY.format(name=f"p{at}", more="", rate=20)
-        hardware = f"{{gpus: [{{type: a100-80gb, count: 3}}], sharing: {sharing}}}"
+        hardware = f"{{gpus: [{{type: a100-80gb, count: 4}}], sharing: {sharing}}}"
         facts: dict[str, Facts] = {
             f"e{at}": engine(fixed=0.4, per_token=0.001, gpu=True),
             f"f{at}": engine(fixed=0.4, per_token=0.001, gpu=True),

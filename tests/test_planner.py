@@ -18,7 +18,8 @@ from config_gen.planning.unary_search import preparing
 from config_gen.planning.wishes import PlanError
 from config_gen.profile import Prepare
 from config_gen.simulation.batcher import Arrived
-from config_gen.simulation.serving import FRONT, HANDOVER
+from config_gen.simulation.device import COLD
+from config_gen.simulation.serving import FRONT, HANDOVER, WAKING
 from config_gen.sla.spec import parse
 
 FILE = """
@@ -276,11 +277,13 @@ def test_what_is_pinned_stays() -> None:
 
 
 def test_a_correction_makes_a_model_as_much_slower() -> None:
-    text = spec(embed(5))
+    text = spec(embed(5).replace("source:", "instances: 1\n    queue_delay: 1ms\n    source:"))
     plain = planned(text, embed=engine())
     slow = plan(parse(text), {"embed": engine()}, {"embed": Correction(2.0, 5_000_000)})
-    [before], [after] = plain.predictions, slow.predictions
-    assert after.predicted == pytest.approx(2 * (before.predicted - FRONT) + FRONT + 5e6, rel=0.1)
+    [before], [after] = plain.expected, slow.expected
+    around = (FRONT + HANDOVER) * COLD + WAKING + 1e6  # of a request that meets no other, the delay among it
+    assert after.p50 == pytest.approx(2 * (before.p50 - around) + around + 5e6, rel=0.05)
+    assert slow.executing["embed"] > 1.8 * plain.executing["embed"]
 
 
 def test_a_batch_never_takes_less_to_prepare_than_one_item() -> None:

@@ -88,7 +88,7 @@ def test_plans_for_cards_that_are_not_here_are_refused_for_the_card_alone(tmp_pa
     for at, (spec, facts) in enumerate(gpu_specs()):
         found = plan(spec, facts, advice=False)
         cards = {card for model in found.models for card in model.gpus}
-        assert cards and cards <= set(range(3))
+        assert cards and cards <= set(range(4))
         if at == 0:
             said = refusal(built(tmp_path / "repository", found))
             named = set(re.findall(r"invalid or unsupported gpu id (?:of )?(\d+)", said))
