@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from builders.errors import BuildError
-from builders.latency import batches, measure
+from builders.latency import Latency, batches, measure
 from builders.progress import Progress
 from builders.report import knee_of
 from builders.runtimes import Runnable
@@ -87,12 +87,17 @@ def profile(
         "cold": coldness(lambda: session.run(one)),
         "typical_length": typical,
         "knee": {str(n): knee_of([row for row in most if row.length == n]) for n in lengths},
-        "rows": [
-            {**asdict(row), "threads": int(threads)}
-            for threads, rows in found.items()
-            for row in sorted(rows, key=lambda row: (row.length, row.batch))
-        ],
+        "rows": _rows(found),
     }
+
+
+def _rows(found: Mapping[str, Sequence[Latency]]) -> list[dict[str, Any]]:
+    """What was measured by threads, each by length and batch."""
+    return [
+        {**asdict(row), "threads": int(threads)}
+        for threads, rows in found.items()
+        for row in sorted(rows, key=lambda row: (row.length, row.batch))
+    ]
 
 
 def coldness(run: Callable[[], object]) -> float:

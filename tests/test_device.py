@@ -105,6 +105,17 @@ def test_single_threads_wait_for_nobody_and_share_what_an_errand_leaves() -> Non
     assert found == [pytest.approx(105_000_000, abs=2)] * 2
 
 
+def test_single_threads_get_all_that_errands_leave() -> None:
+    events, found = Events(), []
+    device = Shared(events, 4.0)
+    for _ in range(2):
+        device.begin(100_000_000, 1.0, lambda: found.append(events.now))
+    for _ in range(3):  # one core is left for the two: half speed for 10 ms
+        events.at(50_000_000, lambda: device.errand(10_000_000, lambda: None))
+    events.run()
+    assert found == [pytest.approx(105_000_000, abs=2)] * 2
+
+
 def test_what_fits_beside_an_errand_does_not_notice_it() -> None:
     events, found = Events(), []
     device = Shared(events, 2.0)

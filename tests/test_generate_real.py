@@ -196,7 +196,9 @@ def test_a_model_of_many_settings_answers_whatever_priority_a_client_gives(
         assert wait_for(partial(answered, client, model, x, priority)).as_numpy("y").shape == (1, 2, 3)
 
 
-def answered(client: grpcclient.InferenceServerClient, model: str, x: Any, priority: int) -> Any:
+def answered(
+    client: grpcclient.InferenceServerClient, model: str, x: grpcclient.InferInput, priority: int
+) -> grpcclient.InferResult | None:
     """None where the half millisecond of a level was over before a busy machine came to it."""
     try:
         return client.infer(model, [x], priority=priority)

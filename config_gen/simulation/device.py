@@ -105,8 +105,11 @@ class Shared:
         if executions.running:
             rate = capacity / executions.asked if executions.asked > capacity else 1.0
             if errands.running and errands.asked + executions.asked > capacity:
-                left = max(0.0, 1 - errands.asked / capacity)
-                rate *= TEAM * left if executions.asked > len(executions.running) else left
+                free = max(0.0, capacity - errands.asked)
+                if executions.asked > len(executions.running):
+                    rate *= TEAM * free / capacity
+                else:
+                    rate = min(1.0, free / executions.asked)
             executions.rate = rate
             wait = min(wait, executions.left / rate) if rate else wait
         if wait < inf:

@@ -44,7 +44,8 @@ def run(
     leave_like_an_exception()  # so that the server is stopped
     check_outputs(sla, json=json_file)
     console = Console()
-    spec, parts = load(sla), pick_parts(load(sla), None)
+    spec = load(sla)
+    parts = pick_parts(spec, None)
     requests(parts, duration, 1.0, seed)  # that there are some is known before a server is started
     known = corrections.read(REPOSITORY)
     plan = planned(sla, REPOSITORY, known)
