@@ -11,13 +11,14 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+from decode.config import TierConfig
 from decode.frontend import Answer, Client, Fault, Frontend
 from decode.options import ServiceOptions
 from decode.protocol import RawRequest, logprobs_json, usage_json
@@ -107,8 +108,13 @@ def _string(name: str, text: str) -> Any:
 class Publisher:
     """Sets the declared metrics; used by the house-keeping thread only, except `observe`."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, tiers: Sequence[TierConfig]) -> None:
         self._model = model
+        self._edges = {
+            (metric.name, tier.name): metrics.edges(metric, getattr(tier, target))
+            for target, metric in metrics.PROMISED.items()
+            for tier in tiers
+        }
         kinds = {
             "counter": pb_utils.MetricFamily.COUNTER,
             "gauge": pb_utils.MetricFamily.GAUGE,
@@ -120,6 +126,9 @@ class Publisher:
         self._series: dict[tuple[str, ...], Any] = {}
         self._counts: dict[tuple[str, ...], float] = {}
         self._ended: queue.SimpleQueue[tuple[str, Output]] = queue.SimpleQueue()
+        for tier in tiers:
+            for metric, reason in metrics.FROM_ZERO:
+                self._of(metric, tier.name, reason)
 
     def observe(self, tier: str, output: Output) -> None:
         """Remember how a request ended; any thread."""
@@ -172,7 +181,7 @@ class Publisher:
         series = self._series.get(key)
         if series is None:
             labels = {"model": self._model, **dict(zip(metric.labels, values, strict=True))}
-            more = {"buckets": list(metric.buckets)} if metric.kind == "histogram" else {}
+            more = {"buckets": list(self._edges.get(key, metric.buckets))} if metric.kind == "histogram" else {}
             series = self._series[key] = self._families[metric.name].Metric(labels=labels, **more)
         return series
 
@@ -183,7 +192,7 @@ class ChatModel:
     def __init__(self, name: str, service: Service, default_tier: str) -> None:
         self._name = name
         self._service = service
-        self._metrics = Publisher(name)
+        self._metrics = Publisher(name, service.tiers)
         self._frontend = Frontend(service, default_tier, self._metrics.observe)
         self._stop = threading.Event()
         self._broken_since: float | None = None
