@@ -16,7 +16,7 @@ WINDOW = 5 * MINUTE  # over which rates are taken where nothing needs a longer o
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """One rule. `hold` is the seconds that `expr` must be true before it fires; texts may hold Prometheus' templates."""
+    """One rule. `hold` is the seconds that `expr` must be true before it fires; texts may hold templates."""
 
     name: str
     expr: str

@@ -91,7 +91,8 @@ def _refused(name: str, tier: str, bounds: Tier, pace: float) -> Alert:
         "warning",
         f"{name}, {tier}: requests are refused, {{{{ $labels.reason }}}}",
         f"{{{{ $value | humanize }}}} requests in {span(WINDOW * pace)}; the tier has {listed(limits)}. More comes "
-        "than is served: let clients try again later, or raise the bound if the wait is still worth it to them, or give the "
+        "than is served: let clients try again later, or raise the bound if the wait is still worth it to them, "
+        "or give the "
         "tier more weight, or plan for the rate that really comes.",
         {"model": name, "tier": tier},
     )
@@ -109,7 +110,8 @@ def _starving(name: str, tier: str, bounds: Tier, pace: float) -> Alert:
         "critical" if share is None else "warning",
         f"{name}, {tier}: requests wait and none of them is served",
         f"At least {{{{ $value }}}} waited all the time, and the tier got no service.{own} Its weight is "
-        f"{bounds.weight}. If gapless_steps_total does not grow either, the engine hangs: read the launcher's output and restart. Else "
+        f"{bounds.weight}. If gapless_steps_total does not grow either, the engine hangs: read the launcher's "
+        f"output and restart. Else "
         "one long prompt may hold the pages (bound it with max_long), or the weights are too far apart.",
         {"model": name, "tier": tier},
     )
@@ -141,7 +143,8 @@ def _failed(name: str, pace: float) -> Alert:
         "critical",
         f"{name}: a step failed, and its requests with it",
         f"{{{{ $value | humanize }}}} requests in {window} ended with an error, for instance because memory ran out. "
-        "The message went to the clients and to the server's log (gapless serve --log-file): keep the log before anything "
+        "The message went to the clients and to the server's log (gapless serve --log-file): keep the log "
+        "before anything "
         "is restarted. If it was memory: lower kv_cache_memory, gpu_memory_utilization or max_num_batched_tokens.",
         {"model": name},
     )

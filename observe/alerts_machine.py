@@ -107,6 +107,7 @@ def card_alerts(hardware: Hardware, pace: float) -> Iterator[Alert]:
         "critical",
         "Card {{ $labels.gpu }}: the driver reported a fault (XID)",
         f"{{{{ $labels.instance }}}}, {XID} has its number. 13, 31 and 43 are mostly a program's; 48, 63, 64, 74, "
-        "79, 92, 94 and 95 are the card's: drain it. Keep the kernel's log (dmesg, NVRM) and the server's. Running out of "
+        "79, 92, 94 and 95 are the card's: drain it. Keep the kernel's log (dmesg, NVRM) and the server's. "
+        "Running out of "
         "memory reports none.",
     )

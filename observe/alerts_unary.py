@@ -86,7 +86,8 @@ def _timed_out(name: str, shortest: int, pace: float) -> Alert:
         "warning",
         f"{name}: requests waited too long and were refused",
         f"{{{{ $value | humanize }}}} requests in {window}; the shortest queue_timeout is {show_duration(shortest)}. "
-        "More comes than is served: let clients try again later, or plan for the rate that really comes. Triton does not "
+        "More comes than is served: let clients try again later, or plan for the rate that really comes. Triton "
+        "does not "
         "count those that a full queue turns away.",
         {"model": name},
     )
@@ -100,7 +101,8 @@ def _queue_full(name: str, places: int, pace: float) -> Alert:
         "warning",
         f"{name}: every queue is full",
         f"{{{{ $value }}}} requests wait and the tiers have {places} places (max_queue) together, so that others "
-        "are turned away with 503, which Triton does not count. Plan for the rate that really comes, or raise max_queue if the "
+        "are turned away with 503, which Triton does not count. Plan for the rate that really comes, or raise "
+        "max_queue if the "
         "wait is still worth it.",
         {"model": name},
     )
