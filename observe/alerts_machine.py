@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from config_gen.sla.spec import Hardware
-from observe.alert import MINUTE, WINDOW, Alert, number, series, span
+from observe.alert import MINUTE, WINDOW, Alert, number, plain, series, span
 
 SERVER, CARDS = "triton", "dcgm"  # jobs of deploy/observability/prometheus.yml
 BUSY = 0.85  # share of the time that tensor cores compute
@@ -72,7 +72,7 @@ def card_alerts(hardware: Hardware, pace: float) -> Iterator[Alert]:
     """Of the cards; none without any. All durations are multiplied by `pace`."""
     if not hardware.gpus:
         return
-    up, cards = series("up", job=CARDS), ", ".join(f"{gpu.count} x {gpu.type}" for gpu in hardware.gpus)
+    up, cards = series("up", job=CARDS), ", ".join(f"{gpu.count} x {plain(gpu.type)}" for gpu in hardware.gpus)
     yield Alert(
         "GaplessCardsUnseen",
         f"{up} == 0 or absent({TENSOR})",

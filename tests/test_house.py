@@ -184,7 +184,7 @@ def test_each_make_target_sets_itself_up_once(checkout: Path, target: str) -> No
     assert any(re.search(r"pip .*install .*'torch==2\.13\.0' 'numpy<2' --editable", line) for line in first)
     assert first[-len(TARGETS[target]) :] == TARGETS[target]
     (checkout / ".venv").mkdir()
-    for stamp in (".made", ".run", ".dev"):
+    for stamp in (".made", ".run", ".dev", ".prometheus"):
         (checkout / ".venv" / stamp).touch()
     assert planned(checkout, target) == TARGETS[target]
     newer = (checkout / ".venv" / ".dev").stat().st_mtime + 10
