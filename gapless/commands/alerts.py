@@ -33,7 +33,7 @@ def texts(spec: Spec, name: str, pace: float = 1.0) -> dict[str, str]:
     """The files by name. `pace` multiplies every duration of the alerts."""
     head = (
         f"# Written by: gapless alerts {json.dumps(name)[1:-1]}\n"
-        "# A change made here is lost when it is run again: own rules belong into a file of their own beside this one.\n"
+        "# A change made here is lost when it is run again: own rules belong into a file beside this one.\n"
     )
     rules = yaml.safe_dump(rule_file(alerts(spec, pace)), sort_keys=False, allow_unicode=True, width=110)
     shown = json.dumps(dashboard(spec, f"gapless, {name}"), indent=2)
