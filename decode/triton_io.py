@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -26,7 +27,7 @@ from decode.service import Service
 from decode.stream import Output
 from decode.supervision import OPTIONS, Link, Report
 from decode.text import too_long
-from decode.types import InvalidRequest
+from decode.types import FinishReason, InvalidRequest
 from observe import metrics
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
@@ -110,7 +111,7 @@ class Publisher:
 
     def __init__(self, model: str, tiers: Sequence[TierConfig]) -> None:
         self._model = model
-        self._edges = {
+        self._edges: dict[tuple[str, ...], tuple[float, ...]] = {
             (metric.name, tier.name): metrics.edges(metric, getattr(tier, target))
             for target, metric in metrics.PROMISED.items()
             for tier in tiers
@@ -126,12 +127,16 @@ class Publisher:
         self._series: dict[tuple[str, ...], Any] = {}
         self._counts: dict[tuple[str, ...], float] = {}
         self._ended: queue.SimpleQueue[tuple[str, Output]] = queue.SimpleQueue()
+        self._failure = ""  # told last
         for tier in tiers:
             for metric, reason in metrics.FROM_ZERO:
                 self._of(metric, tier.name, reason)
 
     def observe(self, tier: str, output: Output) -> None:
-        """Remember how a request ended; any thread."""
+        """Remember how a request ended; any thread. What a failed step said also goes to the server's log, once."""
+        if output.finish_reason is FinishReason.ERROR and output.message != self._failure:
+            self._failure = output.message
+            print(f"{self._model}: {output.message}", file=sys.stderr, flush=True)
         self._ended.put((tier, output))
 
     def publish(self, service: Service, healthy: bool) -> int:

@@ -74,8 +74,8 @@ def _late(name: str, model: LlmModel, tier: str, target: str, pace: float) -> Al
         f"{tier}{declared} at most {shown}. Measured in the server: clients have the network on top, and requests that "
         "were refused are not in it. If gapless_queue_seconds grew too, more comes than was planned for: compare the "
         "rate with the declared one, correct the file and run gapless plan. If it did not, steps take longer than "
-        "measured: look for neighbours on the machine, then build with --profile again. What is above that edge is "
-        "interpolated, and so is all of it where the server was configured from another file: then generate again.",
+        "measured: look for neighbours on the machine, then build with --profile again. Figures above the target are "
+        "interpolated, and so are all where the server was configured from another file: then generate again.",
         {"model": name, "tier": tier},
     )
 
@@ -92,8 +92,7 @@ def _refused(name: str, tier: str, bounds: Tier, pace: float) -> Alert:
         f"{name}, {tier}: requests are refused, {{{{ $labels.reason }}}}",
         f"{{{{ $value | humanize }}}} requests in {span(WINDOW * pace)}; the tier has {listed(limits)}. More comes "
         "than is served: let clients try again later, or raise the bound if the wait is still worth it to them, "
-        "or give the "
-        "tier more weight, or plan for the rate that really comes.",
+        "or give the tier more weight, or plan for the rate that really comes.",
         {"model": name, "tier": tier},
     )
 
@@ -111,7 +110,7 @@ def _starving(name: str, tier: str, bounds: Tier, pace: float) -> Alert:
         f"{name}, {tier}: requests wait and none of them is served",
         f"At least {{{{ $value }}}} waited all the time, and the tier got no service.{own} Its weight is "
         f"{bounds.weight}. If gapless_steps_total does not grow either, the engine hangs: read the launcher's "
-        f"output and restart. Else "
+        "output and restart. Else "
         "one long prompt may hold the pages (bound it with max_long), or the weights are too far apart.",
         {"model": name, "tier": tier},
     )
@@ -144,8 +143,8 @@ def _failed(name: str, pace: float) -> Alert:
         f"{name}: a step failed, and its requests with it",
         f"{{{{ $value | humanize }}}} requests in {window} ended with an error, for instance because memory ran out. "
         "The message went to the clients and to the server's log (gapless serve --log-file): keep the log "
-        "before anything "
-        "is restarted. If it was memory: lower kv_cache_memory, gpu_memory_utilization or max_num_batched_tokens.",
+        "before anything is restarted. If it was memory: lower kv_cache_memory, gpu_memory_utilization or "
+        "max_num_batched_tokens.",
         {"model": name},
     )
 

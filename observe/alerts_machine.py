@@ -91,6 +91,10 @@ def card_alerts(hardware: Hardware, pace: float) -> Iterator[Alert]:
         f"{{{{ $value | humanizePercentage }}}} on {{{{ $labels.instance }}}}; the file has {cards}. Add a replica on "
         "another card: on this one it would only contend. Ask gapless plan with a higher count what it brings.",
     )
+    yield from _card_trouble(pace)
+
+
+def _card_trouble(pace: float) -> Iterator[Alert]:
     yield Alert(
         "GaplessCardMemoryShort",
         f"{FREE} / ({FREE} + {USED}) < {number(LEFT)}",
@@ -108,6 +112,5 @@ def card_alerts(hardware: Hardware, pace: float) -> Iterator[Alert]:
         "Card {{ $labels.gpu }}: the driver reported a fault (XID)",
         f"{{{{ $labels.instance }}}}, {XID} has its number. 13, 31 and 43 are mostly a program's; 48, 63, 64, 74, "
         "79, 92, 94 and 95 are the card's: drain it. Keep the kernel's log (dmesg, NVRM) and the server's. "
-        "Running out of "
-        "memory reports none.",
+        "Running out of memory reports none.",
     )

@@ -50,28 +50,26 @@ def _late(name: str, model: OnnxModel, pace: float) -> Alert:
         for tier, promised in model.targets.items()
     ]
     others = sorted(set(model.traffic) - set(model.targets))
-    together = (
-        f"The requests of {listed(others)}, promised nothing, are among them: look at those first. "
-        if others
-        else "Then at least one tier's promise is broken. "
-        if len(model.targets) > 1
-        else ""
-    )
-    blind = "a stricter tier can be late without this alert. " if len(model.targets) + len(others) > 1 else ""
+    blind = ""
+    if others:
+        blind = (
+            f"Triton does not tell tiers apart: the requests of {listed(others)}, promised nothing, are among them. "
+        )
+    elif len(model.targets) > 1:
+        blind = "Triton does not tell tiers apart: one broke its promise, and a stricter one can without this alert. "
     asked = "" if published == at else f" (the nearest to {show_percentile(at)} that Triton publishes)"
     rates = ", ".join(f"{tier} {traffic.rate:g}/s" for tier, traffic in model.traffic.items()) or "none"
     return Alert(
         "GaplessE2eOverTarget",
-        f"max by (model) ({series(SUMMARY, model=name, quantile=number(float(published)))}) > {number(limit * 1e6)}",
+        f"max by (model) ({series(SUMMARY, model=name, quantile=number(float(published)))}) / 1e6 > {number(limit)}",
         2 * MINUTE * pace,
         "warning" if others else "critical",
         f"{name}: E2E {show_percentile(published)} is over {shown}",
         f"{show_percentile(published)}{asked} of the whole request in the server over its last minute was "
-        f"{{{{ $value | humanize }}}} µs. Promised: {'; '.join(promises)}. {together}"
-        f"{f'Triton does not tell tiers apart: {blind}' if blind else ''}If nv_inference_queue_duration_us grows "
-        f"fastest, more comes than was planned for (declared: {rates}): correct the file and run gapless plan; else "
-        "the engine computes slower than profiled. Needs --metrics-config=summary_latencies=true, which gapless "
-        "generate writes.",
+        f"{{{{ $value | humanizeDuration }}}}. Promised: {'; '.join(promises)}. {blind}If "
+        "nv_inference_queue_duration_us grows fastest, more comes than was planned for (declared: "
+        f"{rates}): correct the file and run gapless plan; else the engine computes slower than profiled. Needs "
+        "--metrics-config=summary_latencies=true, which gapless generate writes.",
         {"model": name},
     )
 
@@ -87,8 +85,7 @@ def _timed_out(name: str, shortest: int, pace: float) -> Alert:
         f"{name}: requests waited too long and were refused",
         f"{{{{ $value | humanize }}}} requests in {window}; the shortest queue_timeout is {show_duration(shortest)}. "
         "More comes than is served: let clients try again later, or plan for the rate that really comes. Triton "
-        "does not "
-        "count those that a full queue turns away.",
+        "does not count those that a full queue turns away.",
         {"model": name},
     )
 
@@ -102,8 +99,7 @@ def _queue_full(name: str, places: int, pace: float) -> Alert:
         f"{name}: every queue is full",
         f"{{{{ $value }}}} requests wait and the tiers have {places} places (max_queue) together, so that others "
         "are turned away with 503, which Triton does not count. Plan for the rate that really comes, or raise "
-        "max_queue if the "
-        "wait is still worth it.",
+        "max_queue if the wait is still worth it.",
         {"model": name},
     )
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
 import pytest
+from plain_triton import stubs_of
 from prometheus import Prometheus, prometheus
 from repositories import add_stand_in, scripted_repository
 from serving import Serving, serve, wait_for
@@ -32,7 +35,7 @@ models:
     source: wheel:any
     targets: {interactive: {e2e: 1s}}
 """)
-PACE = 1 / 60  # seconds for minutes
+PACE = 1 / 120  # a second for two minutes
 TIERS = {"interactive": {"ttft_ms": 1}, "batch": {"e2e_ms": 500_000, "max_queue": 2}}
 FILES = texts(SLA, "sla.yaml", PACE)
 
@@ -107,3 +110,27 @@ def test_every_query_of_the_dashboard_is_one_and_every_metric_is_published(watch
     known = {*watching.ask("label/__name__/values")["data"]}
     assert {name for name in names if not {name, f"{name}_count"} & known} == set()
     assert len(names) > 25
+
+
+def test_a_failed_step_fires_at_once_and_the_server_s_log_says_why(serving: Serving, watching: Prometheus) -> None:
+    assert ("GaplessStepFailed", "scripted") not in watching.alerts()
+    stream = serving.stream(input_ids=[40001], stream=True)
+    said = stream.error()
+    stream.close()
+    assert "planted failure" in said
+    wait_for(lambda: watching.alerts().get(("GaplessStepFailed", "scripted")) == "firing")
+    assert f"scripted: {said}".removesuffix("\n") in (serving.out.parent / "triton.log").read_text()
+
+
+def test_a_model_whose_process_was_replaced_is_told(serving: Serving, watching: Prometheus) -> None:
+    """As when the kernel kills it for memory; what Triton publishes of the model itself goes on as if nothing was."""
+    assert ("GaplessModelRestarted", "scripted") not in watching.alerts()
+    repository = serving.out.parent / "repository"
+    [stub] = [pid for pid in stubs_of(repository) if str(repository / "scripted") in command(pid)]
+    os.kill(stub, signal.SIGKILL)
+    wait_for(lambda: watching.alerts().get(("GaplessModelRestarted", "scripted")) == "firing")
+    wait_for(serving.answers)
+
+
+def command(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text()
