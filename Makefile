@@ -26,7 +26,7 @@ serve: $(VENV)/.run
 	$(BIN)/gapless generate sla/demo.yaml
 	$(BIN)/gapless serve
 
-test: $(VENV)/.dev
+test: $(VENV)/.dev $(VENV)/.prometheus
 	$(BIN)/python -m pytest
 
 check: $(VENV)/.dev
@@ -47,4 +47,8 @@ $(VENV)/.run: pyproject.toml $(VENV)/.made
 $(VENV)/.dev: pyproject.toml $(VENV)/.run
 	@echo "installing what tests and checks need"
 	$(PIP) $(PINS) --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.prometheus: scripts/get-prometheus.sh $(VENV)/.made
+	@scripts/get-prometheus.sh $(BIN)
 	@touch $@

@@ -14,6 +14,7 @@ COMMANDS = {
     "build": "Turn model sources into what the server loads: LLMs, and engines that passed an accuracy gate.",
     "plan": "Choose settings that keep the promises of an SLA file, with the reason for each.",
     "generate": "Write the configuration of the model repository that an SLA file needs.",
+    "alerts": "Write rules for Prometheus and a dashboard for Grafana that watch the promises of an SLA file.",
     "lint": "Look for mistakes in a Triton model repository, ours or not.",
     "serve": "Start Triton with a model repository, wait until it answers, and keep it alive.",
     "verify": "Plan, generate, serve and load as declared; measured beside predicted.",
