@@ -12,7 +12,7 @@ from rich.text import Text
 
 from config_gen.sla.quantity import show_duration
 from observe import metrics
-from observe.memory_report import show_bytes
+from observe.amounts import show_bytes
 from observe.window import Window
 
 P99 = 0.99

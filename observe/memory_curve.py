@@ -88,7 +88,7 @@ def study(
         return None
     seconds, level = (times[there] - times[there][0]) / 1e9, used[there]
     lows_at, lows = _lows_of_stretches(seconds, level)
-    long = _turns(lows, SIGMAS * _noise(lows))
+    long = [fall for fall in _turns(lows, SIGMAS * _noise(lows)) if fall[1] - fall[0] < len(lows) // 2]  # not a decline
     falls = [lows[top] - lows[bottom] for top, bottom in long]
     bins_at, bins = _bins(seconds, level)
     least = max(SIGMAS * _noise(bins), float(np.median(falls)) / 2 if falls else 0.0)
@@ -198,15 +198,16 @@ def _lows_of_teeth(seconds: Array, level: Array, begins: list[int]) -> tuple[Arr
 
 
 def _bins(seconds: Array, level: Array) -> tuple[Array, Array]:
+    """The middle sample of each of many equal stretches of time."""
     at, parts = _cut(seconds, level, max(1, min(BINS, len(level) // 2)))
-    return at, np.array([np.median(part) for part in parts])
+    return at, np.array([np.partition(part, len(part) // 2)[len(part) // 2] for part in parts])
 
 
 def _cut(seconds: Array, level: Array, count: int) -> tuple[Array, list[Array]]:
-    """Equal stretches of time that hold samples: mean time and samples of each."""
+    """Equal stretches of time that hold samples: the middle and the samples of each."""
     edges = np.searchsorted(seconds, np.linspace(0, seconds[-1], count + 1)[1:-1])
     pairs = zip(np.split(seconds, edges), np.split(level, edges), strict=True)
-    filled = [(when.mean(), part) for when, part in pairs if len(part)]
+    filled = [((when[0] + when[-1]) / 2, part) for when, part in pairs if len(part)]
     return np.array([when for when, _ in filled]), [part for _, part in filled]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from observe.amounts import show_bytes, show_pages, show_time
 from observe.memory_curve import Curve, study
 from observe.series import Series
 from observe.window import Values, Window
@@ -97,36 +98,6 @@ def _growth(curve: Curve, show: Callable[[float], str]) -> str:
     when = "" if full is None else f" In {show_time(full)} it reaches its limit."
     least = f" A tooth that takes longer than {show_time(curve.seconds)} would look the same."
     return f"LEAK: its lows grow {measured} and do not come back.{when}{least}"
-
-
-def show_bytes(amount: float) -> str:
-    """`62.1 GB`, `−3 MB`."""
-    size = abs(amount)
-    for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if size >= unit:
-            return f"{_sign(amount)}{size / unit:.3g} {name}"
-    return f"{_sign(amount)}{size:.0f} B"
-
-
-def show_pages(amount: float) -> str:
-    size = abs(amount)
-    return (
-        f"{_sign(amount)}{size:.3g} page{'' if size == 1 else 's'}"
-        if size < 100
-        else f"{_sign(amount)}{size:.0f} pages"
-    )
-
-
-def show_time(seconds: float) -> str:
-    """`4 h`, `2.5 days`."""
-    for unit, name in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
-        if seconds >= 2 * unit or (seconds >= unit and name != "days"):
-            return f"{seconds / unit:.3g} {name}"
-    return f"{seconds:.3g} s"
-
-
-def _sign(amount: float) -> str:
-    return "−" if amount < 0 else ""
 
 
 def _limit(window: Window, memory: Memory, labels: Mapping[str, str]) -> Values | None:

@@ -49,7 +49,7 @@ def page(text: str) -> Iterator[tuple[Series, float]]:
     Comments are dropped first: they hold the types, and a sample of the type counter would be renamed to end in
     `_total`, which Triton's do not.
     """
-    lines = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+    lines = "\n".join(line for line in text.split("\n") if not line.startswith("#"))
     try:
         for family in text_string_to_metric_families(lines + "\n"):
             for sample in family.samples:

@@ -19,7 +19,7 @@ from rich.markup import escape
 from config_gen.sla import quantity
 from gapless.commands.loadtest import duration_option
 from gapless.errors import UsageError
-from observe import memory_report, window
+from observe import window
 from observe.live import screen
 from observe.ring import SMALLEST, Ring
 from observe.sampler import Sampler
@@ -117,6 +117,8 @@ def _asked_to_end() -> Iterator[threading.Event]:
 
 def _tell_memory(folder: Path, console: Console) -> bool:
     """Print what each memory's curve says; whether one leaks."""
+    from observe import memory_report  # scipy takes a second to import, which sampling does without
+
     leaks = []
     for name, curve, sentences in memory_report.told(window.read(folder, memory_report.wanted)):
         console.print(f"[bold]{escape(name)}[/]")
