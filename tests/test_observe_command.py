@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -50,10 +51,11 @@ def test_it_samples_what_is_there_and_says_what_is_not(observe: Observe, tmp_pat
     assert found.latest("host_memory_used_bytes") > 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_ends_it_with_what_was_sampled(tmp_path: Path, number: signal.Signals) -> None:
-    command = [sys.executable, "-m", "gapless", "observe", "--out", str(tmp_path), "--interval", "100ms", "--live"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+@pytest.mark.parametrize(("number", "more"), [(signal.SIGINT, ["--live"]), (signal.SIGTERM, [])])
+def test_ctrl_c_ends_it_with_what_was_sampled(tmp_path: Path, number: signal.Signals, more: list[str]) -> None:
+    command = [sys.executable, "-m", "gapless", "observe", "--out", str(tmp_path), "--interval", "100ms", *more]
+    terminal = {**os.environ, "FORCE_COLOR": "1", "COLUMNS": "120"}  # as rich takes it
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=terminal) as process:
         try:
             wait_for(lambda: any(it.stat().st_size > 100 for it in segments(tmp_path)), 60)
             process.send_signal(number)
@@ -61,7 +63,9 @@ def test_ctrl_c_ends_it_with_what_was_sampled(tmp_path: Path, number: signal.Sig
         finally:
             process.kill()
     assert (process.returncode, err) == (0, "")
-    assert f"{len(window.read(tmp_path).times)} samples in {tmp_path}".replace("1 samples", "1 sample") in out
+    count = len(window.read(tmp_path).times)
+    assert f"{count} sample{'' if count == 1 else 's'} in {tmp_path}" in out
+    assert ("memory" in out and "of tiers together" in out) == bool(more)
 
 
 @pytest.mark.parametrize(
@@ -69,6 +73,7 @@ def test_ctrl_c_ends_it_with_what_was_sampled(tmp_path: Path, number: signal.Sig
     [
         (("--metrics", "localhost:8002"), "--metrics: 'localhost:8002' is not an address; as http://127.0.0.1:8002/m"),
         (("--dcgm", "http://"), "--dcgm: 'http://' is not an address"),
+        (("--live",), "--live: the output is no terminal; leave it out"),
         (("--interval", "5ms"), "--interval: 5 ms is not allowed; at least 100 ms"),
         (("--interval", "5"), "'5' has no unit; write 5ms"),
         (("--size", "4kB"), "'4kB' is not allowed; at least 1MiB"),

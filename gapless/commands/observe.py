@@ -63,6 +63,8 @@ def run(
             raise UsageError(f"--{option}: {why}")
     if interval < SHORTEST:
         raise UsageError(f"--interval: {quantity.show_duration(interval)} is not allowed; at least 100 ms")
+    if live and not console.is_terminal:
+        raise UsageError("--live: the output is no terminal; leave it out, and read the samples")
     pages: list[Source] = [triton(metrics), *([dcgm(dcgm_page)] if dcgm_page else [])]
     _sample([*pages, Nvml(), Host()], Ring(out, size), interval, duration, live, console)
 

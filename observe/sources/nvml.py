@@ -2,7 +2,7 @@
 
 `nvml_utilization_percent` is the share of time in which any kernel ran, full or not. `nvml_memory_used_bytes` is
 without `nvml_memory_reserved_bytes`, the driver's own, where the driver tells them apart. What a GPU does not
-support is left out. Must not know what is done with the numbers.
+support, or does not allow, is left out. Must not know what is done with the numbers.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ REASONS = {
     "hw_power_brake": pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown,
     "display_clocks": pynvml.nvmlClocksEventReasonDisplayClockSetting,
 }
+ABSENT = (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound, pynvml.NVMLError_NoPermission)
 Number = tuple[str, dict[str, str], float]  # name, labels beside the GPU's, value
 
 
@@ -66,7 +67,7 @@ class Nvml:
                     yield from (
                         (named(name, gpu=str(index), **labels), float(value)) for name, labels, value in part(device)
                     )
-                except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
+                except ABSENT:
                     continue
 
 
@@ -79,7 +80,7 @@ def _utilization(device: Any) -> Iterator[Number]:
 def _memory(device: Any) -> Iterator[Number]:
     try:
         memory = pynvml.nvmlDeviceGetMemoryInfo(device, version=pynvml.nvmlMemory_v2)
-    except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
+    except ABSENT:
         memory = pynvml.nvmlDeviceGetMemoryInfo(device)  # of an older driver, which counts its own as used
     else:
         yield "nvml_memory_reserved_bytes", {}, memory.reserved
