@@ -41,7 +41,7 @@ $(VENV)/.made: scripts/make-venv.sh
 $(VENV)/.run: pyproject.toml $(VENV)/.made
 	@echo "installing gapless into $(VENV) (the first time takes minutes)"
 	$(PIP) $(if $(TORCH_INDEX),--index-url '$(TORCH_INDEX)') $(PINS)
-	$(PIP) $(PINS) --editable '.[serve,embedded,loadtest,build]'
+	$(PIP) $(PINS) --editable '.[serve,embedded,loadtest,build,observe]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml $(VENV)/.run

@@ -244,7 +244,7 @@ def test_scripts_parse_and_stop_at_the_first_error(script: str) -> None:
 
 def test_extras_are_those_a_user_picks_and_each_one_resolves_here() -> None:
     extras = PROJECT["project"]["optional-dependencies"]
-    assert set(extras) == {"serve", "embedded", "loadtest", "build", "dev"}
+    assert set(extras) == {"serve", "embedded", "loadtest", "build", "observe", "dev"}
     for line in [*PROJECT["project"]["dependencies"], *(line for lines in extras.values() for line in lines)]:
         wanted = Requirement(line)
         have = importlib.metadata.version(wanted.name)
