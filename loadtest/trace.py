@@ -10,6 +10,7 @@ import csv
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -160,8 +161,9 @@ def _moment(value: object) -> int:
         return int(Decimal(text).scaleb(9))
     if match := _DATE.fullmatch(text):
         whole, fraction, zone = match.groups()
-        moment = datetime.fromisoformat(whole + (zone or "+00:00"))
-        return (moment - EPOCH) // timedelta(seconds=1) * 10**9 + int((fraction or "").ljust(9, "0"))
+        with suppress(ValueError):  # a month 13, said below
+            moment = datetime.fromisoformat(whole + (zone or "+00:00"))
+            return (moment - EPOCH) // timedelta(seconds=1) * 10**9 + int((fraction or "").ljust(9, "0"))
     raise ValueError(f"timestamp {_shown(value)} is not allowed; seconds, or as 2023-11-16 18:15:46.68059")
 
 
