@@ -48,7 +48,7 @@ def _duration(text: str) -> int:
 def run(
     sla: Annotated[Path, typer.Argument(help="SLA file", metavar="SLA.yaml")],
     url: Annotated[str, typer.Option(help="gRPC endpoint of the server")] = "127.0.0.1:8001",
-    duration: Annotated[int | None, duration_option("how long to send  [default: 60s, or all of a trace]")] = None,
+    duration: Annotated[int | None, duration_option("how long to send; 60s, or all of a trace, unless given")] = None,
     rate_scale: Annotated[float, typer.Option(help="multiply the rates", min=1e-6, max=1e6)] = 1.0,
     arrivals: Annotated[str | None, typer.Option(help=ARRIVALS, metavar="KIND")] = None,
     rates: Annotated[str | None, typer.Option(help=RATES, metavar="SHAPE")] = None,
