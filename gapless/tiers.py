@@ -19,7 +19,7 @@ from config_gen.sla.spec import LlmModel, LlmTraffic
 from decode import step_log
 from gapless import tiers_report
 from gapless.child import launched
-from gapless.commands.loadtest import progress_bar
+from gapless.loads import progress_bar
 from gapless.tiers_load import Scenario, measured, offered, shares, sustains
 from gapless.tiers_predicted import Predictor, errors
 from loadtest.prompts import Prompts

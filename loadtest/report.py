@@ -40,7 +40,12 @@ class ModelReport:
 
 @dataclass(frozen=True)
 class Report:
-    """A whole run. `duration` in ns; `notes` are sentences about how the load was made. A simulation has no client."""
+    """A whole run. `duration` in ns; `notes` are sentences about how the load was made. A simulation has no client.
+
+    `closed_users` is how many asked in a closed loop, 0 of an open one. Promises are of requests that come when they
+    come: a user of a closed loop waits out a slow answer before it asks again, so where the server is slow few requests
+    meet it, and no percentile of them answers for a promise.
+    """
 
     duration: int
     seed: int
@@ -48,11 +53,17 @@ class Report:
     client: Client | None
     models: Sequence[ModelReport]
     notes: Sequence[str]
+    closed_users: int = 0
 
     @property
     def held(self) -> bool:
         """Every target of every model was kept, the run counts, and there was something to keep."""
-        return all(model.held for model in self._promising) and bool(self._promising) and self.lagged is None
+        return all(model.held for model in self._promising) and bool(self._promising) and self.void is None
+
+    @property
+    def void(self) -> str | None:
+        """Why the run gives no verdict at all, or None."""
+        return closed(self.closed_users) if self.closed_users else self.lagged
 
     @property
     def lagged(self) -> str | None:
@@ -62,8 +73,8 @@ class Report:
 
     @property
     def conclusion(self) -> str:
-        if self.lagged is not None:
-            return f"No verdict: {self.lagged}."
+        if self.void is not None:
+            return f"No verdict: {self.void}."
         verdicts = [verdict for model in self.models for verdict in model.verdicts]
         if not verdicts:
             names = " and ".join(f"models.{model.name}.targets" for model in self.models)
@@ -81,6 +92,15 @@ class Report:
         return [model for model in self.models if model.verdicts]
 
 
+def closed(users: int) -> str:
+    """Why a closed loop of so many users gives no verdict."""
+    who = "1 user waits" if users == 1 else f"{users} users wait"
+    return (
+        f"{who} for each answer before the next request (a closed loop), so a slow server is asked less; these "
+        "latencies are not those of an open loop, where requests come when they come, and promises are of those"
+    )
+
+
 def show(report: Report, console: Console) -> None:
     """Print the report; the name of a model only where there are several."""
     for model in report.models:
@@ -88,7 +108,7 @@ def show(report: Report, console: Console) -> None:
             console.print(Text(model.name, style="bold underline"), end="\n\n")
         for summary in model.classes:
             console.print(_headline(summary), highlight=False)
-            console.print(_table(model, summary, report.lagged is not None))
+            console.print(_table(model, summary, report.void is not None))
             for error, count in summary.errors.items():
                 console.print(f"  {count} × {error}", style="red", markup=False, highlight=False)
             console.print()
@@ -106,16 +126,14 @@ def _show_unsent(model: ModelReport, whose: str, console: Console) -> None:
     for verdict in model.verdicts:
         if verdict.tier not in tiers:
             what = f"{whose}{verdict.tier} {verdict.metric.upper()}:"
-            console.print(what, _told(verdict, lagged=False), highlight=False)
+            console.print(what, _told(verdict, void=False), highlight=False)
 
 
 def _explained(report: Report) -> str:
     tokens = any(_has_tokens(summary) for model in report.models for summary in model.classes)
     itl = "ITL is per token (a message of n tokens is n equal gaps); " if tokens or not report.models else ""
-    return (
-        f"Latency counts from the intended send time; {itl}refused and failed requests count as ∞."
-        f"{_generator(report.client)}"
-    )
+    since = "when its user was free to send" if report.closed_users else "the intended send time"
+    return f"Latency counts from {since}; {itl}refused and failed requests count as ∞.{_generator(report.client)}"
 
 
 def _has_tokens(summary: ClassSummary) -> bool:
@@ -137,7 +155,7 @@ def _headline(summary: ClassSummary) -> str:
     )
 
 
-def _table(model: ModelReport, summary: ClassSummary, lagged: bool) -> Table:
+def _table(model: ModelReport, summary: ClassSummary, void: bool) -> Table:
     """One row per metric: its percentiles, what was promised of it, and the verdict with its numbers."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column("")
@@ -149,14 +167,14 @@ def _table(model: ModelReport, summary: ClassSummary, lagged: bool) -> Table:
         values = [summary.latencies[metric].at(q) for q in SHOWN]
         verdict = next((v for v in model.verdicts if (v.tier, v.metric) == (summary.tier, metric)), None)
         promise = f"{show_percentile(verdict.q)} ≤ {show_duration(verdict.target)}" if verdict else ""
-        told = _told(verdict, lagged) if verdict else ""
+        told = _told(verdict, void) if verdict else ""
         shown = ["–" if value is None else show_duration(value) for value in values]
         table.add_row(metric.upper(), *shown, promise, told, style="" if verdict else "dim")
     return table
 
 
-def _told(verdict: Verdict, lagged: bool) -> Text:
-    reason = "" if lagged else f": {verdict.reason}"
+def _told(verdict: Verdict, void: bool) -> Text:
+    reason = "" if void else f": {verdict.reason}"
     return Text(f"{WORD[verdict.ruling]}{reason}", style=STYLE[verdict.ruling])
 
 
@@ -168,6 +186,7 @@ def as_json(report: Report) -> dict[str, Any]:
         "duration_s": report.duration / 1e9,
         "seed": report.seed,
         "rate_scale": report.rate_scale,
+        "closed_users": report.closed_users,
         "notes": list(report.notes),
         "client": _client_json(report.client),
         "models": {model.name: _model_json(model) for model in report.models},
