@@ -74,7 +74,7 @@ def load_models(
 def judged(part: Part, taken: Sequence[Sample], duration: int, client: Client) -> report.ModelReport:
     """The numbers of one model's samples, and a verdict on each of its promises."""
     model = part.model
-    classes = verdict.summarize(taken, list(model.traffic), duration, tokens=isinstance(model, LlmModel))
+    classes = verdict.summarize(taken, list(model.traffic), duration, isinstance(model, LlmModel), model.targets)
     return report.ModelReport(part.name, classes, verdict.judge(classes, model.targets, model.traffic, client))
 
 
