@@ -21,7 +21,7 @@ from config_gen.plan import Plan
 from config_gen.simulation.serving import FRONT, WAKING
 from config_gen.sla.spec import LlmModel, Spec
 from gapless.child import launched
-from gapless.commands.loadtest import load_models
+from gapless.commands.loadtest import load_models, reported
 from loadtest.report import Report
 from loadtest.schedule import Part
 
@@ -91,8 +91,9 @@ def measure(plan: Plan, spec: Spec, parts: Sequence[Part], repository: Path, dur
     """Serve and load the repository, which holds the plan. Raises ChildError or LoadtestError."""
     with launched(repository, [model.name for model in plan.models], {}, LOG) as ports:
         before = count(spec, ports)
-        report = load_models(parts, f"127.0.0.1:{ports['grpc_port']}", duration, 1.0, seed)
+        taken = load_models(parts, f"127.0.0.1:{ports['grpc_port']}", duration, 1.0, seed)
         after = count(spec, ports)
+    report = reported(parts, taken)
     counted = {name: found.since(before[name]) for name, found in after.items()}
     return Round(plan, report, compare(plan, report), counted)
 

@@ -61,22 +61,12 @@ class Progress:
     failed: int
 
 
-def run(
-    job: Job, samples: Path | None = None, progress: Callable[[Progress], None] = lambda _: None
-) -> tuple[list[Sample], Client]:
-    """Run `job` to its end, raw samples into the file `samples`.
-
-    Raises LoadtestError when the server cannot be used as asked.
-    """
+def run(job: Job, progress: Callable[[Progress], None] = lambda _: None) -> tuple[list[Sample], Client]:
+    """Run `job` to its end. Raises LoadtestError when the server cannot be used as asked."""
     with tempfile.TemporaryDirectory(prefix="gapless-") as folder:
         path = Path(folder) / "samples.jsonl"
         last = _work(job, path, progress)
         taken = read(path)
-        if samples is not None:
-            try:
-                samples.write_bytes(path.read_bytes())
-            except OSError as error:
-                raise LoadtestError(f"--samples: {samples}: {error.strerror}; the samples are lost") from None
     send_lags = sorted(sample.sent - sample.intended for sample in taken)
     return taken, Client(
         send_lag=percentile(send_lags, P99) if send_lags else 0,

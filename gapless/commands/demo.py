@@ -21,7 +21,7 @@ from config_gen.planning.plans import plan
 from config_gen.sla.spec import LlmModel, Spec, load
 from gapless.child import server
 from gapless.commands.build import build, build_law, build_onnx
-from gapless.commands.loadtest import duration_option, load_models, progress_bar, tell
+from gapless.commands.loadtest import duration_option, load_models, progress_bar, reported, tell, write_samples
 from gapless.generation import generate_repository
 from gapless.parts import REPOSITORY, at_rates, loaded, pick_parts
 from gapless.planning import facts
@@ -59,7 +59,9 @@ def run(
         sustained, scale = fit(console, url, parts, seed)
         duration = duration or long_enough(parts, scale, seed)
         console.print(f"Loading it for {duration / 1e9:g} s …", highlight=False)
-        result = load_models(parts, url, duration, scale, seed, samples)
+        taken = load_models(parts, url, duration, scale, seed)
+    write_samples(samples, taken)
+    result = reported(parts, taken)
     planned_for = f"Settings planned for {times:g} times the declared rates"
     if not chosen.held:
         planned_for = "By prediction no plan keeps every target at the declared rates; the nearest was loaded"

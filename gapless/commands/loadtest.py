@@ -13,12 +13,16 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from config_gen.sla import quantity
 from config_gen.sla.spec import LlmModel, load
+from gapless.baseline import Baseline
+from gapless.commands.compare import THRESHOLD, threshold_option
 from gapless.parts import notes, pick_parts
-from gapless.results import check_outputs, write_json
-from loadtest import report, verdict
+from gapless.results import check_outputs, write_json, write_text
+from loadtest import comparison_report, recording, report, verdict
+from loadtest.recording import Recording, Sent
 from loadtest.run import Client, Job, LoadtestError
 from loadtest.run import Progress as Seen
 from loadtest.run import run as run_job
+from loadtest.same_load import Asked
 from loadtest.samples import Sample
 from loadtest.schedule import Part, schedule
 
@@ -46,29 +50,67 @@ def run(
     model: Annotated[str | None, typer.Option(help="model to load alone; default: all that have traffic")] = None,
     tokenizer: Annotated[Path | None, typer.Option(help="tokenizer.json that counts the tokens of texts")] = None,
     samples: Annotated[Path | None, typer.Option(help="write raw samples, one JSON line a request")] = None,
+    baseline: Annotated[
+        Path | None, typer.Option(help="samples of an earlier run to compare with; written when it does not exist")
+    ] = None,
+    threshold: Annotated[float, threshold_option()] = THRESHOLD,  # type: ignore[assignment]
     json_file: Annotated[Path | None, typer.Option("--json", help="write the report as JSON")] = None,
 ) -> None:
-    """Exit 0 when all targets were kept, 1 when not or when the run gives no verdict, 2 on bad input."""
+    """Exit 0 when all targets were kept and nothing got worse than the baseline, 1 when not, 2 on bad input.
+
+    A run that gives no verdict exits with 1, too.
+    """
     check_outputs(samples=samples, json=json_file)
+    before = Baseline.open(baseline, (samples, json_file)) if baseline is not None else None
     parts = pick_parts(load(sla), model, tokenizer)
-    result = load_models(parts, url, duration, rate_scale, seed, samples)
-    tell(result, json_file)
-    raise typer.Exit(0 if result.held else 1)
+    taken = load_models(parts, url, duration, rate_scale, seed, before.check if before else lambda _: None)
+    write_samples(samples, taken)
+    result, console = reported(parts, taken), Console()
+    report.show(result, console)
+    lines = before.finish(taken, threshold, console) if before else []
+    compared = {"comparison": comparison_report.as_json(lines, threshold)} if lines else {}
+    write_json(json_file, report.as_json(result) | compared)
+    raise typer.Exit(0 if result.held and not comparison_report.regressions(lines) else 1)
 
 
 def load_models(
-    parts: Sequence[Part], url: str, duration: int, rate_scale: float, seed: int, samples: Path | None = None
-) -> report.Report:
-    """Send the declared traffic of all parts together and judge each."""
+    parts: Sequence[Part],
+    url: str,
+    duration: int,
+    rate_scale: float,
+    seed: int,
+    check: Callable[[Asked], None] = lambda _: None,
+) -> Recording:
+    """Send the declared traffic of all parts together; `check` may raise before it begins."""
     planned = schedule(parts, duration, rate_scale, seed)
     if not planned:
         raise LoadtestError(
             f"--duration: no request falls into {duration / 1e9:g} s at these rates; load longer or faster"
         )
+    sent = {
+        (part.name, tier): Sent(isinstance(part.model, LlmModel), part.model.targets.get(tier))
+        for part in parts
+        for tier in part.model.traffic
+    }
+    check(Asked.planned(planned, sent, duration))
     with progress_bar("Loading", duration) as seen:
-        taken, client = run_job(Job(url, planned, duration, DRAIN), samples, seen)
-    models = [judged(part, [s for s in taken if s.model == part.name], duration, client) for part in parts]
-    return report.Report(duration, seed, rate_scale, client, models, notes(parts))
+        taken, client = run_job(Job(url, planned, duration, DRAIN), seen)
+    return Recording(duration, seed, rate_scale, client, sent, taken)
+
+
+def write_samples(path: Path | None, taken: Recording) -> None:
+    """Where asked. Raises UsageError when it cannot be written."""
+    if path is not None:
+        write_text(path, recording.dumps(taken), "samples")
+
+
+def reported(parts: Sequence[Part], taken: Recording) -> report.Report:
+    """The numbers of what was sent to `parts`, and a verdict on each promise."""
+    models = [
+        judged(part, [one for one in taken.samples if one.model == part.name], taken.duration, taken.client)
+        for part in parts
+    ]
+    return report.Report(taken.duration, taken.seed, taken.rate_scale, taken.client, models, notes(parts))
 
 
 def judged(part: Part, taken: Sequence[Sample], duration: int, client: Client) -> report.ModelReport:
