@@ -56,14 +56,14 @@ def blocks(count: int) -> list[int]:
     return [at * most // count for at in range(count)]
 
 
-def interval(ordered: Sequence[float], owners: Sequence[int], q: Fraction, level: float = LEVEL) -> Interval:
-    """Around the q percentile of `ordered`, which ascends; `owners` are the blocks of the same samples.
+def interval(ordered: Sequence[float], owners: Sequence[int], q: Fraction) -> Interval:
+    """With confidence LEVEL around the q percentile of `ordered`, which ascends; `owners` are the blocks of the same samples.
 
     Both ends are samples. At least one sample; 0 < q < 1.
     """
     count = len(ordered)
     effective = effective_count(np.asarray(ordered, float), np.asarray(owners), percentile(ordered, q))
-    below, above = ranks(effective, q, level)
+    below, above = ranks(effective, q, LEVEL)
     low = None if below == 0 else ordered[ceil(Fraction(below * count, effective)) - 1]
     high = None if above > effective else ordered[ceil(Fraction(above * count, effective)) - 1]
     return Interval(low, high)

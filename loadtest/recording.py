@@ -19,9 +19,9 @@ from config_gen.sla.quantity import show_percentile
 from config_gen.sla.spec import Targets
 from loadtest.run import Client
 from loadtest.samples import Sample, Time
+from loadtest.verdict import METRICS
 
 FORMAT = "samples 1"
-METRICS = ("ttft", "itl", "e2e")
 SAMPLE = TypeAdapter(Sample)
 
 

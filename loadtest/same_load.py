@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from loadtest.recording import METRICS, Recording
+from loadtest.recording import Recording
 from loadtest.samples import Planned
-from loadtest.verdict import lag_reason
+from loadtest.verdict import METRICS, lag_reason
 
 
 class DifferentLoads(ValueError):
