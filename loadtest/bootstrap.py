@@ -4,9 +4,9 @@ A draw takes as many blocks as there are, with replacement (Efron, Annals of Sta
 because neighbours are not independent: Carlstein, Annals of Statistics 14, 1986). Two runs of the same requests are
 drawn with the same blocks: what both have in common, long prompts and moments of many arrivals, falls out of the ratio.
 
-Simulated, a server that is busy for 30 and 60 % of the time and has pauses of a neighbour, 300 requests: of pairs of runs
-that differ by chance alone 11 and 31 of 100 are told to be worse when requests are drawn, 1 and 9 when blocks are; of
-runs that are 10 % slower 91 and 94, and 76 and 67. Must not know samples or what is better.
+Simulated, a server that is busy for 30 and 60 % of the time, with pauses of a neighbour, 300 requests: of pairs of runs
+alike, 11 and 31 of 100 are told to be worse when requests are drawn, 1 and 9 when blocks are; of runs that are 10 %
+slower 91 and 94, and 76 and 67. Must not know samples or what is better.
 """
 
 from __future__ import annotations

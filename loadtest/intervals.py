@@ -57,7 +57,7 @@ def blocks(count: int) -> list[int]:
 
 
 def interval(ordered: Sequence[float], owners: Sequence[int], q: Fraction) -> Interval:
-    """With confidence LEVEL around the q percentile of `ordered`, which ascends; `owners` are the blocks of the same samples.
+    """Around the q percentile of `ordered`, which ascends, with confidence LEVEL; `owners` are the samples' blocks.
 
     Both ends are samples. At least one sample; 0 < q < 1.
     """
