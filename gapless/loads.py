@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -15,9 +14,11 @@ from config_gen.sla.arrivals import DECLARED, Timing
 from config_gen.sla.spec import LlmModel
 from gapless.parts import notes
 from loadtest import replay, report, verdict
+from loadtest.recording import Recording, Sent
 from loadtest.run import Client, Job, LoadtestError
 from loadtest.run import Progress as Seen
 from loadtest.run import run as run_job
+from loadtest.same_load import Asked
 from loadtest.samples import Planned, Sample
 from loadtest.schedule import Part, schedule
 
@@ -40,6 +41,21 @@ class Load:
     seed: int
     notes: Sequence[str] = ()
     users: int = 0
+
+    @property
+    def sent(self) -> dict[tuple[str, str], Sent]:
+        """Every tier that is sent something or is declared to be, with what was promised it."""
+        declared = [(part.name, tier) for part in self.parts for tier in part.model.traffic]
+        models = {part.name: part.model for part in self.parts}
+        return {
+            (name, tier): Sent(isinstance(models[name], LlmModel), models[name].targets.get(tier))
+            for name, tier in dict.fromkeys([*declared, *((one.model, one.tier) for one in self.planned)])
+        }
+
+    @property
+    def asked(self) -> Asked:
+        """What another run must have been sent to be compared with it."""
+        return Asked.planned(self.planned, self.sent, self.duration)
 
 
 def declared(
@@ -72,18 +88,26 @@ def replayed(choice: replay.Choice, seed: int) -> Load:
     return Load(choice.parts, planned, max(SHORTEST, trace.last), choice.scale, seed, trace.notes(choice.path))
 
 
-def send(load: Load, url: str, samples: Path | None = None, ui: bool = False) -> report.Report:
-    """Send it all and judge each model."""
+def send(load: Load, url: str, ui: bool = False) -> Recording:
+    """Send it all. Raises LoadtestError when the server cannot be used as asked."""
     job = Job(url, load.planned, load.duration, DRAIN, load.users, ui)
     with progress_bar("Loading", load.duration) as seen:
-        taken, client = run_job(job, samples, seen, _tell_page)
-    duration, used_up = load.duration, bool(load.users) and len(taken) == len(load.planned)
-    if used_up:
+        taken, client = run_job(job, seen, _tell_page)
+    duration = load.duration
+    if load.users and len(taken) == len(load.planned):  # the users were through before time was up
         duration = min(duration, max(sample.end or duration for sample in taken))
-    models = [_judged_as_sent(load, part, taken, duration, client) for part in load.parts]
+    return Recording(duration, load.seed, load.rate_scale, client, load.sent, taken)
+
+
+def reported(load: Load, taken: Recording) -> report.Report:
+    """The numbers of what was sent, and a verdict on each promise."""
+    duration, samples, client = taken.duration, taken.samples, taken.client
+    models = [_judged_as_sent(load, part, samples, duration, client) for part in load.parts]
     told = [*notes(load.parts), *load.notes]
-    if used_up:
-        told.append(f"The users were through with all {len(taken)} requests of the plan after {duration / 1e9:.3g} s.")
+    if duration < load.duration:
+        told.append(
+            f"The users were through with all {len(samples)} requests of the plan after {duration / 1e9:.3g} s."
+        )
     return report.Report(duration, load.seed, load.rate_scale, client, models, told, load.users)
 
 
@@ -92,7 +116,7 @@ def judged(part: Part, taken: Sequence[Sample], duration: int, client: Client) -
     model = part.model
     sent = {sample.tier for sample in taken}
     tiers = [*model.traffic, *(tier for tier in part.tiers if tier in sent and tier not in model.traffic)]
-    classes = verdict.summarize(taken, tiers, duration, tokens=isinstance(model, LlmModel))
+    classes = verdict.summarize(taken, tiers, duration, isinstance(model, LlmModel), model.targets)
     return report.ModelReport(part.name, classes, verdict.judge(classes, model.targets, tiers, client))
 
 

@@ -21,7 +21,7 @@ from config_gen.plan import Plan
 from config_gen.simulation.serving import FRONT, WAKING
 from config_gen.sla.spec import LlmModel, Spec
 from gapless.child import launched
-from gapless.loads import Load, send
+from gapless.loads import Load, reported, send
 from loadtest.report import Report
 
 LOG = Path("out/verify/server.log")
@@ -90,8 +90,9 @@ def measure(plan: Plan, spec: Spec, load: Load, repository: Path) -> Round:
     """Serve and load the repository, which holds the plan. Raises ChildError or LoadtestError."""
     with launched(repository, [model.name for model in plan.models], {}, LOG) as ports:
         before = count(spec, ports)
-        report = send(load, f"127.0.0.1:{ports['grpc_port']}")
+        taken = send(load, f"127.0.0.1:{ports['grpc_port']}")
         after = count(spec, ports)
+    report = reported(load, taken)
     counted = {name: found.since(before[name]) for name, found in after.items()}
     return Round(plan, report, compare(plan, report), counted)
 

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from config_gen.sla.quantity import show_duration, show_percentile
+from loadtest.intervals import Interval
 from loadtest.run import Client
 from loadtest.verdict import METRICS, SHOWN, ClassSummary, Verdict, lag_reason
 
@@ -148,20 +149,23 @@ def _generator(client: Client | None) -> str:
 
 
 def _headline(summary: ClassSummary) -> str:
+    good = "" if summary.goodput is None else f", goodput {summary.goodput:.2f}/s"
     tokens = f", {summary.output_rate:.1f} output tokens/s" if _has_tokens(summary) else ""
     return (
         f"[bold]{summary.tier}[/bold]: sent {summary.sent}, ok {summary.ok}, rejected {summary.rejected}, failed "
-        f"{summary.failed}\noffered {summary.offered:.2f}/s, achieved {summary.achieved:.2f}/s{tokens}"
+        f"{summary.failed}\noffered {summary.offered:.2f}/s, achieved {summary.achieved:.2f}/s{good}{tokens}"
     )
 
 
 def _table(model: ModelReport, summary: ClassSummary, void: bool) -> Table:
-    """One row per metric: its percentiles, what was promised of it, and the verdict with its numbers."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    """One row per metric: its percentiles, what was promised of it, within what it was measured, and the verdict."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     table.add_column("")
     for q in SHOWN:
         table.add_column(show_percentile(q), justify="right", no_wrap=True)
     table.add_column("promise", no_wrap=True)
+    if measured := any(latency.owners is not None for latency in summary.latencies.values()):
+        table.add_column("95 % within", no_wrap=True)
     table.add_column("verdict")
     for metric in [metric for metric in METRICS if metric in summary.latencies]:
         values = [summary.latencies[metric].at(q) for q in SHOWN]
@@ -169,7 +173,8 @@ def _table(model: ModelReport, summary: ClassSummary, void: bool) -> Table:
         promise = f"{show_percentile(verdict.q)} ≤ {show_duration(verdict.target)}" if verdict else ""
         told = _told(verdict, void) if verdict else ""
         shown = ["–" if value is None else show_duration(value) for value in values]
-        table.add_row(metric.upper(), *shown, promise, told, style="" if verdict else "dim")
+        within = [str(verdict.interval or "") if verdict else ""] * measured
+        table.add_row(metric.upper(), *shown, promise, *within, told, style="" if verdict else "dim")
     return table
 
 
@@ -179,7 +184,10 @@ def _told(verdict: Verdict, void: bool) -> Text:
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """The report with times in seconds; a percentile that is infinite or has no samples is null."""
+    """The report with times in seconds; a percentile that is infinite or has no samples is null.
+
+    So is an end of an interval that is infinite or that the samples are too few for.
+    """
     return {
         "held": report.held,
         "conclusion": report.conclusion,
@@ -203,6 +211,7 @@ def _model_json(model: ModelReport) -> dict[str, Any]:
                 "metric": verdict.metric,
                 "at": show_percentile(verdict.q).lower(),
                 "target_s": verdict.target / 1e9,
+                "interval_s": _ends(verdict.interval),
                 "verdict": verdict.ruling,
                 "reason": verdict.reason,
             }
@@ -224,6 +233,8 @@ def _client_json(client: Client | None) -> dict[str, float] | None:
 def _class_json(summary: ClassSummary) -> dict[str, Any]:
     counts = {name: getattr(summary, name) for name in ("sent", "ok", "rejected", "failed")}
     rates = {"offered_per_s": summary.offered, "achieved_per_s": summary.achieved}
+    if summary.goodput is not None:
+        rates["goodput_per_s"] = summary.goodput
     if _has_tokens(summary):
         rates["output_tokens_per_s"] = summary.output_rate
     latencies = {
@@ -232,6 +243,10 @@ def _class_json(summary: ClassSummary) -> dict[str, Any]:
         for metric, latency in summary.latencies.items()
     }
     return counts | rates | latencies | {"errors": dict(summary.errors)}
+
+
+def _ends(interval: Interval | None) -> list[float | None] | None:
+    return None if interval is None else [_seconds(interval.low), _seconds(interval.high)]
 
 
 def _seconds(ns: float | None) -> float | None:

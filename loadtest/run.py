@@ -64,12 +64,9 @@ class Progress:
 
 
 def run(
-    job: Job,
-    samples: Path | None = None,
-    progress: Callable[[Progress], None] = lambda _: None,
-    opened: Callable[[str], None] = lambda _: None,
+    job: Job, progress: Callable[[Progress], None] = lambda _: None, opened: Callable[[str], None] = lambda _: None
 ) -> tuple[list[Sample], Client]:
-    """Run `job` to its end, raw samples into the file `samples`; `opened` hears the address of its web page.
+    """Run `job` to its end; `opened` hears the address of its web page.
 
     Raises LoadtestError when the server cannot be used as asked.
     """
@@ -77,11 +74,6 @@ def run(
         path = Path(folder) / "samples.jsonl"
         last = _work(job, path, progress, opened)
         taken = read(path)
-        if samples is not None:
-            try:
-                samples.write_bytes(path.read_bytes())
-            except OSError as error:
-                raise LoadtestError(f"--samples: {samples}: {error.strerror}; the samples are lost") from None
     send_lags = sorted(sample.sent - sample.intended for sample in taken)
     return taken, Client(
         send_lag=percentile(send_lags, P99) if send_lags else 0,

@@ -22,7 +22,7 @@ from config_gen.sla.spec import LlmModel, Spec, load
 from gapless import loads
 from gapless.child import server
 from gapless.commands.build import build, build_law, build_onnx
-from gapless.commands.loadtest import duration_option, tell
+from gapless.commands.loadtest import duration_option, tell, write_samples
 from gapless.generation import generate_repository
 from gapless.loads import progress_bar
 from gapless.parts import REPOSITORY, at_rates, loaded, pick_parts
@@ -61,7 +61,10 @@ def run(
         sustained, scale = fit(console, url, parts, seed)
         duration = duration or long_enough(parts, scale, seed)
         console.print(f"Loading it for {duration / 1e9:g} s …", highlight=False)
-        result = loads.send(loads.declared(parts, duration, scale, seed), url, samples)
+        sent = loads.declared(parts, duration, scale, seed)
+        taken = loads.send(sent, url)
+    write_samples(samples, taken)
+    result = loads.reported(sent, taken)
     planned_for = f"Settings planned for {times:g} times the declared rates"
     if not chosen.held:
         planned_for = "By prediction no plan keeps every target at the declared rates; the nearest was loaded"

@@ -14,10 +14,13 @@ from config_gen.sla.spec import load
 from config_gen.sla.timing import Timing, TimingError, unevenness
 from config_gen.sla.timing import rates as rates_of
 from gapless import loads
+from gapless.baseline import Baseline
+from gapless.commands.compare import THRESHOLD, threshold_option
 from gapless.errors import UsageError
 from gapless.parts import pick_parts
-from gapless.results import check_outputs, write_json
-from loadtest import report
+from gapless.results import check_outputs, write_json, write_text
+from loadtest import comparison_report, recording, report
+from loadtest.recording import Recording
 from loadtest.replay import Choice
 
 MINUTE = 60 * 10**9  # ns
@@ -63,12 +66,20 @@ def run(
     tokenizer: Annotated[Path | None, typer.Option(help="tokenizer.json that counts the tokens of texts")] = None,
     ui: Annotated[bool, typer.Option("--ui", help="show locust's web page on a free local port meanwhile")] = False,
     samples: Annotated[Path | None, typer.Option(help="write raw samples, one JSON line a request")] = None,
+    baseline: Annotated[
+        Path | None, typer.Option(help="samples of an earlier run to compare with; written when it does not exist")
+    ] = None,
+    threshold: Annotated[float, threshold_option()] = THRESHOLD,  # type: ignore[assignment]
     json_file: Annotated[Path | None, typer.Option("--json", help="write the report as JSON")] = None,
 ) -> None:
-    """Exit 0 when all targets were kept, 1 when not or when the run gives no verdict, 2 on bad input."""
+    """Exit 0 when all targets were kept and nothing got worse than the baseline, 1 when not, 2 on bad input.
+
+    A run that gives no verdict exits with 1, too.
+    """
     check_outputs(sla, samples=samples, json=json_file)
     moving = Moving(arrivals, rates)
-    _check_together(moving, trace, tier, users, rate_scale)
+    _check_together(moving, trace, tier, users, rate_scale, baseline is not None)
+    before = Baseline.open(baseline, (samples, json_file)) if baseline is not None else None
     parts = pick_parts(load(sla), model, tokenizer)
     if trace is not None:
         chosen = loads.replayed(Choice(trace, parts, model is not None, tier, rate_scale, duration), seed)
@@ -77,9 +88,22 @@ def run(
     else:
         timed = moving.timing(duration or MINUTE)
         chosen = loads.declared(parts, duration or MINUTE, rate_scale, seed, timed, moving.notes())
-    result = loads.send(chosen, url, samples, ui)
-    tell(result, json_file)
-    raise typer.Exit(0 if result.held else 1)
+    if before is not None:
+        before.check(chosen.asked)
+    taken = loads.send(chosen, url, ui)
+    write_samples(samples, taken)
+    result, console = loads.reported(chosen, taken), Console()
+    report.show(result, console)
+    lines = before.finish(taken, threshold, console) if before else []
+    compared = {"comparison": comparison_report.as_json(lines, threshold)} if lines else {}
+    write_json(json_file, report.as_json(result) | compared)
+    raise typer.Exit(0 if result.held and not comparison_report.regressions(lines) else 1)
+
+
+def write_samples(path: Path | None, taken: Recording) -> None:
+    """Where asked. Raises UsageError when it cannot be written."""
+    if path is not None:
+        write_text(path, recording.dumps(taken), "samples")
 
 
 def tell(result: report.Report, json_file: Path | None) -> None:
@@ -117,7 +141,9 @@ class Moving:
         return told if self.rates is None else [*told, f"Rates, times the declared ones: {self.rates}."]
 
 
-def _check_together(moving: Moving, trace: Path | None, tier: str | None, users: int | None, scale: float) -> None:
+def _check_together(
+    moving: Moving, trace: Path | None, tier: str | None, users: int | None, scale: float, compared: bool
+) -> None:
     """Raise UsageError naming an option that would mean nothing beside another."""
     given: dict[str, object] = {
         "--arrivals": moving.arrivals,
@@ -126,11 +152,12 @@ def _check_together(moving: Moving, trace: Path | None, tier: str | None, users:
         "--tier": tier,
     }
     given["--rate-scale"] = None if scale == 1 else scale
+    given["--baseline"] = True if compared else None
     if trace is not None:
         beside: tuple[str, ...] = ("--arrivals", "--rates", "--users")
         why = "--trace sends each request when it was recorded; leave it out"
     elif users is not None:
-        beside = ("--arrivals", "--rates", "--rate-scale", "--tier")
+        beside = ("--arrivals", "--rates", "--rate-scale", "--tier", "--baseline")
         why = "--users send when they are free; leave it out"
     else:
         beside, why = ("--tier",), "is the tier of a trace's rows; give --trace"
