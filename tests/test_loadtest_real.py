@@ -22,7 +22,7 @@ from config_gen.sla.spec import parse
 from gapless.child import ChildError, server
 from gapless.commands.demo import LOG, REPOSITORY
 from gapless.model_files import add_model
-from loadtest import capacity, run, samples
+from loadtest import capacity, recording, run
 from loadtest.prompts import by_tokenizer
 from loadtest.samples import Planned
 from loadtest.schedule import Part, schedule
@@ -156,7 +156,7 @@ def test_a_recorded_trace_is_replayed_to_the_token(workplace: Path, url: str) ->
         timeout=120,
     )
     assert (done.returncode, done.stderr) == (1, "")  # the promise is to another tier
-    taken = samples.read(workplace / "raw.jsonl")
+    taken = recording.read(workplace / "raw.jsonl").samples
     assert [(s.outcome, s.tier, s.intended) for s in taken] == [("ok", "api", n * SECOND // 2) for n in range(4)]
     assert [s.output_tokens for s in taken] == [output for _, output in asked]
     template = [s.prompt_tokens - prompt for s, (prompt, _) in zip(taken, asked, strict=True)]

@@ -59,7 +59,7 @@ def test_evenly_spaced_arrivals_on_a_step(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert "Arrivals: constant." in done.stdout
     assert "Rates, times the declared ones: 500ms:1,500ms:3." in done.stdout
-    raw = [json.loads(text) for text in (tmp_path / "raw.jsonl").read_text().splitlines()]
+    raw = [json.loads(text) for text in (tmp_path / "raw.jsonl").read_text().splitlines()[1:]]
     times = [sample["intended"] / 1e9 for sample in raw]
     slow, fast = [at for at in times if at < 0.5], [at for at in times if at >= 0.5]
     assert len(slow) in (9, 10, 11) and len(fast) in (29, 30, 31)
@@ -79,7 +79,7 @@ def test_a_trace_is_replayed_faster_and_cut(tmp_path: Path) -> None:
         how = ("--trace", "trace.csv", "--tier", "other", "--rate-scale", "4", "--duration", "2s")
         done = command(tmp_path, "--url", url, *how, "--samples", "raw.jsonl", "--json", "out.json")
     assert done.stderr == ""
-    raw = [json.loads(text) for text in (tmp_path / "raw.jsonl").read_text().splitlines()]
+    raw = [json.loads(text) for text in (tmp_path / "raw.jsonl").read_text().splitlines()[1:]]
     assert [(s["intended"], s["tier"], s["asked"]) for s in raw] == [
         (0, "other", 3),
         (50_000_000, "other", 7),
@@ -134,7 +134,7 @@ def test_a_closed_loop_that_is_through_counts_by_the_time_it_took(
     monkeypatch.setattr(loads, "CLOSED_REQUESTS", 40)
     with fake_triton() as url:
         load = loads.closed(pick_parts(parse(SLA), None), 2, 20 * 10**9, 0)
-        found = loads.send(load, url)
+        found = loads.reported(load, loads.send(load, url))
     [summary] = found.models[0].classes
     assert 20 < summary.ok == len(load.planned) < 70
     assert found.duration < load.duration
