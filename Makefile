@@ -26,7 +26,7 @@ serve: $(VENV)/.run
 	$(BIN)/gapless generate sla/demo.yaml
 	$(BIN)/gapless serve
 
-test: $(VENV)/.dev
+test: $(VENV)/.dev $(VENV)/.prometheus
 	$(BIN)/python -m pytest
 
 check: $(VENV)/.dev
@@ -41,10 +41,14 @@ $(VENV)/.made: scripts/make-venv.sh
 $(VENV)/.run: pyproject.toml $(VENV)/.made
 	@echo "installing gapless into $(VENV) (the first time takes minutes)"
 	$(PIP) $(if $(TORCH_INDEX),--index-url '$(TORCH_INDEX)') $(PINS)
-	$(PIP) $(PINS) --editable '.[serve,embedded,loadtest,build]'
+	$(PIP) $(PINS) --editable '.[serve,embedded,loadtest,build,observe]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml $(VENV)/.run
 	@echo "installing what tests and checks need"
 	$(PIP) $(PINS) --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.prometheus: scripts/get-prometheus.sh $(VENV)/.made
+	@scripts/get-prometheus.sh $(BIN)
 	@touch $@

@@ -71,6 +71,7 @@ class Service:
     ) -> None:
         self.tokenizer = tokenizer
         self.failure: str | None = None
+        self.tiers = engine.config.tiers
         self.most_prompt = engine.config.max_model_len - 1  # tokens
         self.busy_since: int | None = None  # monotonic ns at which the step in flight began
         self._engine = engine

@@ -9,15 +9,17 @@ from __future__ import annotations
 import json
 import os
 import queue
+import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+from decode.config import TierConfig
 from decode.frontend import Answer, Client, Fault, Frontend
 from decode.options import ServiceOptions
 from decode.protocol import RawRequest, logprobs_json, usage_json
@@ -25,7 +27,7 @@ from decode.service import Service
 from decode.stream import Output
 from decode.supervision import OPTIONS, Link, Report
 from decode.text import too_long
-from decode.types import InvalidRequest
+from decode.types import FinishReason, InvalidRequest
 from observe import metrics
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
@@ -107,8 +109,13 @@ def _string(name: str, text: str) -> Any:
 class Publisher:
     """Sets the declared metrics; used by the house-keeping thread only, except `observe`."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, tiers: Sequence[TierConfig]) -> None:
         self._model = model
+        self._edges: dict[tuple[str, ...], tuple[float, ...]] = {
+            (metric.name, tier.name): metrics.edges(metric, getattr(tier, target))
+            for target, metric in metrics.PROMISED.items()
+            for tier in tiers
+        }
         kinds = {
             "counter": pb_utils.MetricFamily.COUNTER,
             "gauge": pb_utils.MetricFamily.GAUGE,
@@ -120,9 +127,16 @@ class Publisher:
         self._series: dict[tuple[str, ...], Any] = {}
         self._counts: dict[tuple[str, ...], float] = {}
         self._ended: queue.SimpleQueue[tuple[str, Output]] = queue.SimpleQueue()
+        self._failure = ""  # told last
+        for tier in tiers:
+            for metric, reason in metrics.FROM_ZERO:
+                self._of(metric, tier.name, reason)
 
     def observe(self, tier: str, output: Output) -> None:
-        """Remember how a request ended; any thread."""
+        """Remember how a request ended; any thread. What a failed step said also goes to the server's log, once."""
+        if output.finish_reason is FinishReason.ERROR and output.message != self._failure:
+            self._failure = output.message
+            print(f"{self._model}: {output.message}", file=sys.stderr, flush=True)
         self._ended.put((tier, output))
 
     def publish(self, service: Service, healthy: bool) -> int:
@@ -172,7 +186,7 @@ class Publisher:
         series = self._series.get(key)
         if series is None:
             labels = {"model": self._model, **dict(zip(metric.labels, values, strict=True))}
-            more = {"buckets": list(metric.buckets)} if metric.kind == "histogram" else {}
+            more = {"buckets": list(self._edges.get(key, metric.buckets))} if metric.kind == "histogram" else {}
             series = self._series[key] = self._families[metric.name].Metric(labels=labels, **more)
         return series
 
@@ -183,7 +197,7 @@ class ChatModel:
     def __init__(self, name: str, service: Service, default_tier: str) -> None:
         self._name = name
         self._service = service
-        self._metrics = Publisher(name)
+        self._metrics = Publisher(name, service.tiers)
         self._frontend = Frontend(service, default_tier, self._metrics.observe)
         self._stop = threading.Event()
         self._broken_since: float | None = None

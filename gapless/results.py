@@ -1,4 +1,4 @@
-"""The machine-readable result of a command: checked before the work, written after it."""
+"""What a command writes where it was asked to: checked before the work, written after it."""
 
 from __future__ import annotations
 
@@ -58,9 +58,12 @@ def write_json(path: Path | None, result: Any, option: str = "json") -> None:
 
     Raises UsageError when it cannot be written; no half of it is left then.
     """
-    if path is None:
-        return
-    text = json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    if path is not None:
+        write_text(path, json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + "\n", option)
+
+
+def write_text(path: Path, text: str, option: str) -> None:
+    """Raises UsageError, naming the option, when it cannot be written; no half of it is left then."""
     try:
         path.write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as error:

@@ -19,12 +19,12 @@ from config_gen.sla.spec import LlmModel, LlmTraffic
 from decode import step_log
 from gapless import tiers_report
 from gapless.child import launched
-from gapless.commands.loadtest import progress_bar
+from gapless.loads import progress_bar
 from gapless.tiers_load import Scenario, measured, offered, shares, sustains
 from gapless.tiers_predicted import Predictor, errors
 from loadtest.prompts import Prompts
 from loadtest.run import Client, Job, LoadtestError, run
-from loadtest.samples import Planned, Sample
+from loadtest.samples import Planned, Sample, write
 from loadtest.schedule import Part, schedule
 from loadtest.verdict import ClassSummary, lag_reason, summarize
 
@@ -143,7 +143,8 @@ def under(bench: Bench, weights: str, policy: str, planned: Sequence[Planned], n
     with launched(bench.repository, [MODEL], options, OUT / f"{name}.log") as ports:
         job = Job(f"127.0.0.1:{ports['grpc_port']}", planned, bench.duration, DRAIN)
         with progress_bar(name, bench.duration) as seen:
-            samples, client = run(job, OUT / f"{name}.jsonl", seen)
+            samples, client = run(job, seen)
+        write(OUT / f"{name}.jsonl", samples)
         counted = counters(ports["metrics_port"])
     return run_numbers(summarize(samples, sent, bench.duration), bench.model) | {
         "options": options,

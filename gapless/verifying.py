@@ -21,9 +21,8 @@ from config_gen.plan import Plan
 from config_gen.simulation.serving import FRONT, WAKING
 from config_gen.sla.spec import LlmModel, Spec
 from gapless.child import launched
-from gapless.commands.loadtest import load_models
+from gapless.loads import Load, reported, send
 from loadtest.report import Report
-from loadtest.schedule import Part
 
 LOG = Path("out/verify/server.log")
 P99 = Fraction(99, 100)
@@ -87,12 +86,13 @@ class Round:
         return self.report.held
 
 
-def measure(plan: Plan, spec: Spec, parts: Sequence[Part], repository: Path, duration: int, seed: int) -> Round:
+def measure(plan: Plan, spec: Spec, load: Load, repository: Path) -> Round:
     """Serve and load the repository, which holds the plan. Raises ChildError or LoadtestError."""
     with launched(repository, [model.name for model in plan.models], {}, LOG) as ports:
         before = count(spec, ports)
-        report = load_models(parts, f"127.0.0.1:{ports['grpc_port']}", duration, 1.0, seed)
+        taken = send(load, f"127.0.0.1:{ports['grpc_port']}")
         after = count(spec, ports)
+    report = reported(load, taken)
     counted = {name: found.since(before[name]) for name, found in after.items()}
     return Round(plan, report, compare(plan, report), counted)
 

@@ -31,8 +31,9 @@ class Job:
 
     `duration` and `drain` (how long answers may take once no more is sent) in ns.
 
-    `closed_users` = 0 sends every request at its time; more make a burst: so many users, each sending the next request
-    as soon as its last one ended, until `duration` is over.
+    `closed_users` = 0 sends every request at its time; more make a closed loop: so many users, each sending the next
+    request as soon as its last one ended, until `duration` is over. Without `drain` it is a burst, and what is in
+    flight then is cut off. `ui` opens locust's own web page while the job runs.
     """
 
     url: str
@@ -40,6 +41,7 @@ class Job:
     duration: int
     drain: int
     closed_users: int = 0
+    ui: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,21 +64,16 @@ class Progress:
 
 
 def run(
-    job: Job, samples: Path | None = None, progress: Callable[[Progress], None] = lambda _: None
+    job: Job, progress: Callable[[Progress], None] = lambda _: None, opened: Callable[[str], None] = lambda _: None
 ) -> tuple[list[Sample], Client]:
-    """Run `job` to its end, raw samples into the file `samples`.
+    """Run `job` to its end; `opened` hears the address of its web page.
 
     Raises LoadtestError when the server cannot be used as asked.
     """
     with tempfile.TemporaryDirectory(prefix="gapless-") as folder:
         path = Path(folder) / "samples.jsonl"
-        last = _work(job, path, progress)
+        last = _work(job, path, progress, opened)
         taken = read(path)
-        if samples is not None:
-            try:
-                samples.write_bytes(path.read_bytes())
-            except OSError as error:
-                raise LoadtestError(f"--samples: {samples}: {error.strerror}; the samples are lost") from None
     send_lags = sorted(sample.sent - sample.intended for sample in taken)
     return taken, Client(
         send_lag=percentile(send_lags, P99) if send_lags else 0,
@@ -85,7 +82,9 @@ def run(
     )
 
 
-def _work(job: Job, samples: Path, progress: Callable[[Progress], None]) -> dict[str, Any]:
+def _work(
+    job: Job, samples: Path, progress: Callable[[Progress], None], opened: Callable[[str], None]
+) -> dict[str, Any]:
     """The worker's last message. Whatever happens here, the worker is gone afterwards."""
     text = json.dumps(asdict(job) | {"samples": str(samples)})
     last: dict[str, Any] = {}
@@ -105,6 +104,8 @@ def _work(job: Job, samples: Path, progress: Callable[[Progress], None]) -> dict
                 last = json.loads(line)
                 if "ended" in last:
                     progress(Progress(**last))
+                elif "ui" in last:
+                    opened(last["ui"])
             worker.wait()
         finally:
             worker.kill()

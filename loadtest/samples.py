@@ -9,9 +9,13 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 Outcome = Literal["ok", "rejected", "failed"]
+Time = Annotated[int, Field(strict=True, ge=0, le=10**17)]  # ns; some years
+Count = Annotated[int, Field(ge=0, le=10**6)]  # of tokens of one request
 
 POOL = 32  # pictures, or sets of arrays, that a run sends again and again
 
@@ -55,18 +59,18 @@ class Sample:
     id: str
     model: str
     tier: str
-    intended: int
-    sent: int
-    first: int | None
-    end: int | None
-    messages: tuple[tuple[int, int], ...]
+    intended: Time
+    sent: Time
+    first: Time | None
+    end: Time | None
+    messages: tuple[tuple[Time, Annotated[Count, Field(gt=0)]], ...]
     outcome: Outcome
     error: str
     finish_reason: str
-    asked: int
-    prompt_tokens: int
-    cached_tokens: int
-    output_tokens: int
+    asked: Count
+    prompt_tokens: Count
+    cached_tokens: Count
+    output_tokens: Count
 
     @property
     def ttft(self) -> float | None:

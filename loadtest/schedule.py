@@ -5,12 +5,12 @@ Must not know the server, clocks or locust.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import merge
 from random import Random
 
-from config_gen.sla.arrivals import Arrival, arrivals, unary_arrivals
+from config_gen.sla.arrivals import DECLARED, Arrival, Timing, arrivals, unary_arrivals
 from config_gen.sla.spec import LlmModel, OnnxModel
 from loadtest.prompts import Prompts
 from loadtest.samples import POOL, Planned
@@ -43,17 +43,17 @@ class Part:
         """Declared requests per second, of all tiers."""
         return sum(shape.rate for shape in self.model.traffic.values())
 
-    def arrivals(self, duration: int, scale: float, seed: int) -> Iterator[Arrival]:
+    def arrivals(self, duration: int, scale: float, seed: int, timing: Timing = DECLARED) -> Iterator[Arrival]:
         """Its requests of `duration` ns at `scale` times the declared rates, before they have words."""
         model = self.model
         if isinstance(model, LlmModel):
-            return arrivals(model.traffic, duration, scale, seed, model.max_model_len, self.chance)
-        return unary_arrivals(model.traffic, duration, scale, seed, model.max_length, self.chance)
+            return arrivals(model.traffic, duration, scale, seed, model.max_model_len, self.chance, timing)
+        return unary_arrivals(model.traffic, duration, scale, seed, model.max_length, self.chance, timing)
 
-    def planned(self, duration: int, scale: float, seed: int) -> Iterator[Planned]:
+    def planned(self, drawn: Iterable[Arrival], seed: int) -> Iterator[Planned]:
         """The same with texts of these lengths."""
         systems: dict[str, str] = {}
-        for tier, number, at, shared, own, output in self.arrivals(duration, scale, seed):
+        for tier, number, at, shared, own, output in drawn:
             if shared and tier not in systems:
                 systems[tier] = self._text(f"system/{self.chance}{tier}", shared)
             yield Planned(
@@ -76,13 +76,14 @@ class Part:
         return self.texts.draw(Random(stream), tokens)
 
 
-def schedule(parts: Sequence[Part], duration: int, scale: float, seed: int) -> list[Planned]:
+def schedule(parts: Sequence[Part], duration: int, scale: float, seed: int, timing: Timing = DECLARED) -> list[Planned]:
     """All requests of `duration` ns in the order of their arrival. Raises TooManyRequests before it draws one."""
-    expected = sum(part.rate for part in parts) * scale * duration / 1e9
+    times = scale * timing.rates.integral(duration / 1e9) / (duration / 1e9)
+    expected = sum(part.rate for part in parts) * times * duration / 1e9
     if expected > MOST_REQUESTS:
         raise TooManyRequests(
-            f"{duration / 1e9:g} s at the declared rates times {scale:g} are {expected:.3g} requests; at most "
+            f"{duration / 1e9:g} s at the declared rates times {times:g} are {expected:.3g} requests; at most "
             f"{MOST_REQUESTS} are allowed: load shorter or slower"
         )
-    drawn = [part.planned(duration, scale, seed) for part in parts]
+    drawn = [part.planned(part.arrivals(duration, scale, seed, timing), seed) for part in parts]
     return list(merge(*drawn, key=lambda request: request.at))

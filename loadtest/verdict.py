@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from types import MappingProxyType
 from typing import Literal
 
 from config_gen.percentiles import percentile, samples_needed
 from config_gen.sla.quantity import show_duration, show_percentile
 from config_gen.sla.spec import Targets
+from loadtest.goodput import is_good
+from loadtest.intervals import Interval, blocks, interval
 from loadtest.run import Client
 from loadtest.samples import Sample
 
@@ -26,12 +29,20 @@ Ruling = Literal["kept", "missed", "none"]
 
 @dataclass(frozen=True)
 class Latency:
-    """Ascending samples of one metric in ns; infinite where a request was refused or failed."""
+    """Ascending samples of one metric in ns; infinite where a request was refused or failed.
+
+    `owners` are the blocks of the load that they fell into, None of a simulation: its percentiles have no interval.
+    """
 
     samples: Sequence[float]
+    owners: Sequence[int] | None = None
 
     def at(self, q: Fraction) -> float | None:
         return percentile(self.samples, q) if self.samples else None
+
+    def interval(self, q: Fraction) -> Interval | None:
+        """In which the q percentile lies with 95 % confidence."""
+        return interval(self.samples, self.owners, q) if self.samples and self.owners is not None else None
 
 
 @dataclass(frozen=True)
@@ -51,6 +62,7 @@ class ClassSummary:
     output_rate: float  # tokens per second received while the load lasted
     latencies: Mapping[str, Latency]
     errors: Mapping[str, int]
+    goodput: float | None = None  # requests that met every target of the tier; None where nobody counted
 
 
 @dataclass(frozen=True)
@@ -63,16 +75,26 @@ class Verdict:
     target: int  # ns
     ruling: Ruling
     reason: str
+    interval: Interval | None = None  # of what was measured; None where nothing was
 
 
 def summarize(
-    samples: Sequence[Sample], tiers: Sequence[str], duration: int, tokens: bool = True
+    samples: Sequence[Sample],
+    tiers: Sequence[str],
+    duration: int,
+    tokens: bool = True,
+    targets: Mapping[str, Targets] = MappingProxyType({}),
 ) -> list[ClassSummary]:
     """Numbers of each tier of a model over a load of `duration` ns; `tokens`: it answers token by token."""
-    return [_summarize(tier, [sample for sample in samples if sample.tier == tier], duration, tokens) for tier in tiers]
+    return [
+        _summarize(tier, [sample for sample in samples if sample.tier == tier], duration, tokens, targets.get(tier))
+        for tier in tiers
+    ]
 
 
-def _summarize(tier: str, samples: Sequence[Sample], duration: int, tokens: bool) -> ClassSummary:
+def _summarize(
+    tier: str, samples: Sequence[Sample], duration: int, tokens: bool, targets: Targets | None
+) -> ClassSummary:
     seconds = duration / 1e9
     good = [sample for sample in samples if sample.outcome == "ok"]
     errors = [sample.error for sample in samples if sample.outcome != "ok"]
@@ -84,18 +106,33 @@ def _summarize(tier: str, samples: Sequence[Sample], duration: int, tokens: bool
         failed=sum(sample.outcome == "failed" for sample in samples),
         offered=len(samples) / seconds,
         achieved=sum(sample.end is not None and sample.end <= duration for sample in good) / seconds,
-        output_rate=sum(n for sample in samples for time, n in sample.messages if time <= duration) / seconds,
-        latencies=(_token_latencies(samples) if tokens else {})
-        | {"e2e": Latency(tuple(sorted(sample.e2e for sample in samples)))},
+        output_rate=tokens_in_time(samples, duration) / seconds,
+        latencies=latencies(samples, tokens),
         errors={error: errors.count(error) for error in dict.fromkeys(errors)},
+        goodput=sum(is_good(sample, targets) for sample in samples) / seconds,
     )
 
 
-def _token_latencies(samples: Sequence[Sample]) -> dict[str, Latency]:
-    return {
-        "ttft": Latency(tuple(sorted(first for sample in samples if (first := sample.ttft) is not None))),
-        "itl": Latency(tuple(sorted(gap for sample in samples for gap in sample.itl()))),
-    }
+def tokens_in_time(samples: Iterable[Sample], duration: int) -> int:
+    """How many tokens came while a load of `duration` ns lasted."""
+    return sum(n for sample in samples for time, n in sample.messages if time <= duration)
+
+
+def latencies(samples: Sequence[Sample], tokens: bool) -> dict[str, Latency]:
+    """Every metric of one tier of a model that answers token by token, or of another."""
+    sent = sorted(samples, key=lambda sample: (sample.intended, sample.id))
+    owned = list(zip(sent, blocks(len(sent)), strict=True))
+    found = {"e2e": _latency([(sample.e2e, owner) for sample, owner in owned])}
+    if not tokens:
+        return found
+    first = [(ttft, owner) for sample, owner in owned if (ttft := sample.ttft) is not None]
+    gaps = [(gap, owner) for sample, owner in owned for gap in sample.itl()]
+    return {"ttft": _latency(first), "itl": _latency(gaps)} | found
+
+
+def _latency(owned: list[tuple[float, int]]) -> Latency:
+    owned.sort()
+    return Latency(tuple(value for value, _ in owned), tuple(owner for _, owner in owned))
 
 
 def lag_reason(client: Client | None, targets: Iterable[int]) -> str | None:
@@ -127,13 +164,15 @@ def judge(
     lagged = lag_reason(client, [target for *_, target in declared])
     verdicts = []
     for tier, metric, q, target in declared:
+        found = None
         if tier not in traffic:
             ruling, reason = _none("no traffic is declared for the tier")
         elif lagged is not None:
             ruling, reason = _none(lagged)
         else:
+            found = by_tier[tier].latencies[metric].interval(q)
             ruling, reason = _rule(by_tier[tier].latencies[metric], q, target)
-        verdicts.append(Verdict(tier, metric, q, target, ruling, reason))
+        verdicts.append(Verdict(tier, metric, q, target, ruling, reason, found))
     return verdicts
 
 

@@ -24,7 +24,7 @@ from locust import User, task
 from locust.env import Environment
 from locust.exception import StopUser
 
-from loadtest import probe, samples
+from loadtest import probe, samples, web
 from loadtest.connection import Connection
 from loadtest.run import BURST_ENDED
 from loadtest.samples import Planned, Sample
@@ -45,6 +45,11 @@ class Run:
         self.connection = Connection(job["url"], inputs, self.now)
         self.environment = Environment(user_classes=user_classes(self), catch_exceptions=False)
         self.runner = self.environment.create_local_runner()
+
+    @property
+    def unanswered(self) -> str:
+        """What becomes of requests that are still in flight after the drain."""
+        return f"no end of answer {self.drain / 1e9:g} s after the load ended" if self.drain else BURST_ENDED
 
     def now(self) -> int:
         return time.monotonic_ns() - self._start
@@ -89,7 +94,7 @@ def open_user(run: Run, model: str, tier: str) -> type[User]:
                     gevent.sleep(max(0, (request.at - run.now()) / 1e9))
                     in_flight.spawn(run.send, request, request.at)
             while not in_flight.join(timeout=max(0.1, (run.duration + run.drain - run.now()) / 1e9)):
-                run.connection.abandon(f"no end of answer {run.drain / 1e9:g} s after the load ended")
+                run.connection.abandon(run.unanswered)
             raise StopUser
 
     TierUser.__name__ = f"{model}/{tier}"
@@ -124,10 +129,10 @@ def say(message: dict[str, object]) -> None:
     print(json.dumps(message), flush=True)
 
 
-def end_burst(run: Run) -> None:
-    gevent.sleep(run.duration / 1e9)
+def end_closed(run: Run) -> None:
+    gevent.sleep((run.duration + run.drain) / 1e9)
     while True:
-        run.connection.abandon(BURST_ENDED)
+        run.connection.abandon(run.unanswered)
         gevent.sleep(0.05)
 
 
@@ -140,8 +145,8 @@ def execute(run: Run) -> dict[str, object]:
     run.connection.watch_lag()
     beside = [gevent.spawn(watch_progress, run)]
     if run.closed_users:
-        beside.append(gevent.spawn(end_burst, run))
-    run.runner.start(sum(user.fixed_count for user in run.environment.user_classes), spawn_rate=100)
+        beside.append(gevent.spawn(end_closed, run))
+    run.runner.start(users := sum(one.fixed_count for one in run.environment.user_classes), spawn_rate=max(100, users))
     gevent.joinall([run.runner.spawning_greenlet])
     run.runner.user_greenlets.join()
     wall = run.now()
@@ -160,7 +165,12 @@ def main() -> int:
         print(error, file=sys.stderr)
         return probe.Unusable.exit_status
     run = Run(job, requests, inputs)
+    page = web.Page(run.environment) if job["ui"] else None
+    if page is not None:
+        say({"ui": page.url})
     last = execute(run)
+    if page is not None:
+        page.close()
     if not run.closed_users and len(run.samples) != len(run.requests):
         raise RuntimeError(f"{len(run.requests)} requests were planned and {len(run.samples)} came to an end")
     samples.write(Path(job["samples"]), sorted(run.samples, key=lambda sample: (sample.intended, sample.id)))

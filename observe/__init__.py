@@ -1,1 +1,1 @@
-"""Metric declarations. Must not know how requests are scheduled."""
+"""Metric declarations, samples of metrics and machines, and what they say. Must not know how requests are scheduled."""

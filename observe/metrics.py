@@ -72,3 +72,26 @@ METRICS = (
     E2E,
     QUEUE,
 )
+
+PROMISED = {"ttft": TTFT, "itl": ITL, "e2e": E2E}
+"""Histogram of what a target bounds, by the target's name."""
+FROM_ZERO = (
+    (REJECTS, "queue_full"),
+    (REJECTS, "queue_timeout"),
+    (FINISHED, "error"),
+)
+"""Counters and their reason that are published of every tier before the first one happens: alerts ask for their rate,
+and what appears with its first event has none."""
+
+
+def edges(metric: Metric, target: int | None) -> tuple[float, ...]:
+    """Buckets of a histogram for requests with this target in ns, which becomes an edge; None is none.
+
+    With the target as an edge, and a finite one above it, a percentile is over the target by the histogram exactly when
+    it is by the requests. Between two edges it would be a guess.
+    """
+    if target is None:
+        return metric.buckets
+    edge = target / 1e9
+    above = () if edge < metric.buckets[-1] else (2 * edge,)
+    return tuple(sorted({*metric.buckets, edge, *above}))

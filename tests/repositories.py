@@ -43,12 +43,13 @@ def chat_repository(folder: Path, weights: Path, **parameters: str) -> Path:
     return folder
 
 
-def scripted_repository(folder: Path, weights: Path, step_seconds: float) -> Path:
+def scripted_repository(folder: Path, weights: Path, step_seconds: float, **parameters: str) -> Path:
     """The scripted model behind the chat model's own tensors."""
     version = folder / "scripted" / "1"
     version.mkdir(parents=True)
     shutil.copy(HERE / "models" / "scripted" / "model.py", version)
-    configure(folder, chat("scripted", parameters={"step_seconds": str(step_seconds), "tokenizer": str(weights)}))
+    parameters |= {"step_seconds": str(step_seconds), "tokenizer": str(weights)}
+    configure(folder, chat("scripted", parameters=parameters))
     return folder
 
 

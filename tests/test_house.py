@@ -159,6 +159,22 @@ def test_make_venv_says_in_one_line_what_is_missing(tmp_path: Path, python: str,
     assert message in done.stderr and len(done.stderr.splitlines()) == 1
 
 
+def test_prometheus_on_path_is_linked_and_without_any_one_line_says_what_to_do(tmp_path: Path) -> None:
+    tools, target = tmp_path / "tools", tmp_path / "target"
+    for name in ("bash", "mkdir", "ln"):  # no apt-get
+        program(tools / name, f'exec {shutil.which(name)} "$@"')
+    script = ROOT / "scripts/get-prometheus.sh"
+    without = run("/bin/bash", script, target, PATH=str(tools))
+    assert without.returncode == 2 and len(without.stderr.splitlines()) == 1
+    assert "prometheus and promtool are not on PATH" in without.stderr
+    for name in ("prometheus", "promtool"):
+        program(tmp_path / "there" / name, f"echo {name}")
+    assert run("/bin/bash", script, target, PATH=f"{tmp_path / 'there'}:{tools}").returncode == 0
+    assert run(target / "promtool").stdout == "promtool\n"
+    assert run("/bin/bash", script, target, PATH=f"{target}:{tools}").returncode == 0  # an activated environment
+    assert run(target / "prometheus").stdout == "prometheus\n"
+
+
 def planned(checkout: Path, target: str, *more: str) -> list[str]:
     """Command lines `make` would run for a target."""
     done = run("make", "--no-print-directory", "-n", target, *more, cwd=checkout)
@@ -184,7 +200,7 @@ def test_each_make_target_sets_itself_up_once(checkout: Path, target: str) -> No
     assert any(re.search(r"pip .*install .*'torch==2\.13\.0' 'numpy<2' --editable", line) for line in first)
     assert first[-len(TARGETS[target]) :] == TARGETS[target]
     (checkout / ".venv").mkdir()
-    for stamp in (".made", ".run", ".dev"):
+    for stamp in (".made", ".run", ".dev", ".prometheus"):
         (checkout / ".venv" / stamp).touch()
     assert planned(checkout, target) == TARGETS[target]
     newer = (checkout / ".venv" / ".dev").stat().st_mtime + 10
@@ -228,7 +244,7 @@ def test_scripts_parse_and_stop_at_the_first_error(script: str) -> None:
 
 def test_extras_are_those_a_user_picks_and_each_one_resolves_here() -> None:
     extras = PROJECT["project"]["optional-dependencies"]
-    assert set(extras) == {"serve", "embedded", "loadtest", "build", "dev"}
+    assert set(extras) == {"serve", "embedded", "loadtest", "build", "observe", "dev"}
     for line in [*PROJECT["project"]["dependencies"], *(line for lines in extras.values() for line in lines)]:
         wanted = Requirement(line)
         have = importlib.metadata.version(wanted.name)

@@ -22,7 +22,7 @@ from config_gen.sla.spec import parse
 from gapless.child import ChildError, server
 from gapless.commands.demo import LOG, REPOSITORY
 from gapless.model_files import add_model
-from loadtest import capacity, run
+from loadtest import capacity, recording, run
 from loadtest.prompts import by_tokenizer
 from loadtest.samples import Planned
 from loadtest.schedule import Part, schedule
@@ -140,6 +140,28 @@ def test_the_command_judges_the_real_server(workplace: Path, url: str) -> None:
     told = json.loads((workplace / "o.json").read_text())
     assert told["notes"] == ["Prompts: tokens of model_repository/chat/1/tokenizer.json."]
     assert told["models"]["chat"]["classes"]["api"]["ok"] == told["models"]["chat"]["classes"]["api"]["sent"] > 0
+
+
+def test_a_recorded_trace_is_replayed_to_the_token(workplace: Path, url: str) -> None:
+    """With the columns of Azure's public traces; the chat template adds the same to each prompt."""
+    asked = [(40, 5), (90, 3), (20, 8), (150, 2)]
+    lines = [f"2023-11-16 18:15:4{n}.6805900,{prompt},{output}" for n, (prompt, output) in enumerate(asked)]
+    (workplace / "azure.csv").write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *lines]) + "\n")
+    how = ["--trace", "azure.csv", "--tier", "api", "--rate-scale", "2", "--samples", "raw.jsonl"]
+    done = subprocess.run(
+        [sys.executable, "-m", "gapless", "loadtest", "sla.yaml", "--url", url, *how],
+        cwd=workplace,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (1, "")  # the promise is to another tier
+    taken = recording.read(workplace / "raw.jsonl").samples
+    assert [(s.outcome, s.tier, s.intended) for s in taken] == [("ok", "api", n * SECOND // 2) for n in range(4)]
+    assert [s.output_tokens for s in taken] == [output for _, output in asked]
+    template = [s.prompt_tokens - prompt for s, (prompt, _) in zip(taken, asked, strict=True)]
+    assert max(template) - min(template) <= 8  # joints of sentences may merge
+    assert min(template) > 0
 
 
 def test_a_server_that_cannot_start_is_told_with_its_reason(workplace: Path) -> None:

@@ -11,8 +11,8 @@ from rich.console import Console
 from sla_files import CHAT, CLASSIFY, EMBED, IDLE, spec
 
 from config_gen.sla.spec import SpecError
-from gapless.commands.loadtest import judged
 from gapless.errors import UsageError
+from gapless.loads import judged
 from gapless.parts import pick_llm, pick_parts
 from loadtest.capacity import served_requests
 from loadtest.report import ModelReport, Report, as_json, show

@@ -17,7 +17,8 @@ import psutil
 import pytest
 from fake_triton import Asked, Reply, at_once, fake_triton, final, refusal, tokens
 
-from loadtest import capacity, run
+from config_gen.sla.spec import Targets
+from loadtest import capacity, recording, run
 from loadtest.samples import Planned, Sample
 
 SECOND = 10**9
@@ -34,7 +35,7 @@ def load(url: str, requests: Sequence[Planned], seconds: float, drain: float = 5
     return run.run(run.Job(url, requests, int(seconds * SECOND), int(drain * SECOND)))[0]
 
 
-def test_every_request_is_sent_with_its_tier_and_prompt_and_gives_one_sample(tmp_path: Path) -> None:
+def test_every_request_is_sent_with_its_tier_and_prompt_and_gives_one_sample() -> None:
     seen: list[Asked] = []
 
     def answer(asked: Asked) -> Iterator[Reply]:
@@ -43,13 +44,12 @@ def test_every_request_is_sent_with_its_tier_and_prompt_and_gives_one_sample(tmp
 
     requests = sorted(planned([0.1, 0.2, 0.3]) + planned([0.15], "interactive"), key=lambda r: r.at)
     with fake_triton(answer) as url:
-        taken, client = run.run(run.Job(url, requests, SECOND, SECOND), tmp_path / "raw.jsonl")
+        taken, client = run.run(run.Job(url, requests, SECOND, SECOND))
     assert [(s.id, s.tier, s.intended, s.asked) for s in taken] == [(r.id, r.tier, r.at, 3) for r in requests]
     assert all((s.outcome, s.finish_reason, s.error) == ("ok", "length", "") for s in taken)
     assert all((s.prompt_tokens, s.cached_tokens, s.output_tokens) == (7, 3, 3) for s in taken)
     assert all([count for _, count in s.messages] == [1, 1, 1] for s in taken)
     assert all(s.intended <= s.sent <= s.first <= s.end for s in taken if s.first and s.end)
-    assert len((tmp_path / "raw.jsonl").read_text().splitlines()) == 4
     assert 0 < client.cpu < 2
     asked = {one.id: one for one in seen if not one.id.startswith("probe")}
     assert asked["api-1"].messages == [
@@ -260,7 +260,9 @@ def test_the_command_exits_by_its_verdict(tmp_path: Path) -> None:
     assert told["models"]["chat"]["classes"]["api"]["sent"] == told["models"]["chat"]["classes"]["api"]["ok"] > 5
     assert missed.returncode == 1
     assert "MISSED" in missed.stdout
-    assert len((tmp_path / "raw.jsonl").read_text().splitlines()) == told["models"]["chat"]["classes"]["api"]["sent"]
+    recorded = recording.read(tmp_path / "raw.jsonl")
+    assert len(recorded.samples) == told["models"]["chat"]["classes"]["api"]["sent"]
+    assert recorded.sent["chat", "api"].targets == Targets(e2e="150ms", at="p50")  # type: ignore[arg-type]
     assert short.returncode == 2
     assert short.stderr.startswith("gapless: --duration: no request falls into 1e-09 s at these rates")
 

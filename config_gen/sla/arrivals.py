@@ -1,7 +1,7 @@
 """Who arrives when and asks for how much: fixed by a seed before anything is sent.
 
-Arrivals of each model and tier are a Poisson process of their own: one that is added or changed moves no other's
-requests. Must not know texts, the server, clocks or locust.
+Arrivals of each model and tier are a process of their own, Poisson unless another timing is asked for: one that is
+added or changed moves no other's requests. Must not know texts, the server, clocks or locust.
 """
 
 from __future__ import annotations
@@ -13,9 +13,13 @@ from random import Random
 from typing import NamedTuple
 
 from config_gen.sla.spec import Lengths, LlmModel, LlmTraffic, OnnxModel, OnnxTraffic
+from config_gen.sla.timing import Rates, Timing
+
+__all__ = ["DECLARED", "Arrival", "Rates", "Timing", "arrivals", "chance", "fitted", "lognormal", "unary_arrivals"]
 
 Z95 = 1.6448536269514722  # 95th percentile of the standard normal distribution
 TEMPLATE_TOKENS = 64  # left free for what a chat template adds
+DECLARED = Timing()  # what the SLA file means by a rate
 
 
 class Arrival(NamedTuple):
@@ -30,24 +34,43 @@ class Arrival(NamedTuple):
 
 
 def arrivals(
-    traffic: Mapping[str, LlmTraffic], duration: int, scale: float, seed: int, max_model_len: int, chance: str = ""
+    traffic: Mapping[str, LlmTraffic],
+    duration: int,
+    scale: float,
+    seed: int,
+    max_model_len: int,
+    chance: str = "",
+    timing: Timing = DECLARED,
 ) -> Iterator[Arrival]:
     """All requests to an LLM in `duration` ns at `scale` times the declared rates, in the order of their arrival.
 
-    `chance` begins the names of its random streams, which differ between the models of a run.
+    `chance` begins the names of its random streams, which differ between the models of a run. With another `timing`
+    the same requests come at other times.
     """
-    streams = {tier: Random(f"{seed}/{chance}{tier}") for tier in traffic}
-    return _merged(
-        [_prompts(tier, shape, streams[tier], duration, scale, max_model_len) for tier, shape in traffic.items()]
-    )
+    drawn = []
+    for tier, shape in traffic.items():
+        random, own = _streams(tier, seed, chance)
+        moments = timing.moments(random, own, shape.rate * scale, duration)
+        drawn.append(_prompts(tier, shape, random, moments, max_model_len))
+    return _merged(drawn)
 
 
 def unary_arrivals(
-    traffic: Mapping[str, OnnxTraffic], duration: int, scale: float, seed: int, max_length: int, chance: str = ""
+    traffic: Mapping[str, OnnxTraffic],
+    duration: int,
+    scale: float,
+    seed: int,
+    max_length: int,
+    chance: str = "",
+    timing: Timing = DECLARED,
 ) -> Iterator[Arrival]:
     """The same for a model that answers in one piece and reads at most `max_length` tokens of a text."""
-    streams = {tier: Random(f"{seed}/{chance}{tier}") for tier in traffic}
-    return _merged([_items(tier, shape, streams[tier], duration, scale, max_length) for tier, shape in traffic.items()])
+    drawn = []
+    for tier, shape in traffic.items():
+        random, own = _streams(tier, seed, chance)
+        moments = timing.moments(random, own, shape.rate * scale, duration)
+        drawn.append(_items(tier, shape, random, moments, max_length))
+    return _merged(drawn)
 
 
 def chance(models: Mapping[str, LlmModel | OnnxModel], name: str) -> str:
@@ -66,31 +89,32 @@ def lognormal(random: Random, lengths: Lengths) -> int:
     return max(1, round(lengths.median * exp(random.gauss(0, sigma))))
 
 
+def fitted(prompt: int, output: int, room: int) -> tuple[int, int]:
+    """Tokens of a prompt and an answer, cut to `room` in all where they have more: at least one of each."""
+    output = min(output, max(1, room - 1))
+    return min(prompt, max(1, room - output)), output
+
+
+def _streams(tier: str, seed: int, chance: str) -> tuple[Random, Random]:
+    """Of lengths and Poisson gaps in turn, and of other gaps."""
+    return Random(f"{seed}/{chance}{tier}"), Random(f"gaps/{seed}/{chance}{tier}")
+
+
 def _merged(tiers: list[Iterator[Arrival]]) -> Iterator[Arrival]:
     return merge(*tiers, key=lambda arrival: (arrival.at, arrival.tier, arrival.number))
 
 
 def _prompts(
-    tier: str, shape: LlmTraffic, random: Random, duration: int, scale: float, max_model_len: int
+    tier: str, shape: LlmTraffic, random: Random, moments: Iterator[int], max_model_len: int
 ) -> Iterator[Arrival]:
     room = max_model_len - shape.shared_prefix - TEMPLATE_TOKENS
-    for number, at in enumerate(_moments(random, shape.rate * scale, duration)):
-        output = min(lognormal(random, shape.output), max(1, room - 1))
-        own = min(lognormal(random, shape.prompt), max(1, room - output))
+    for number, at in enumerate(moments):
+        output = lognormal(random, shape.output)
+        own, output = fitted(lognormal(random, shape.prompt), output, room)
         yield Arrival(tier, number, at, shape.shared_prefix if number % 2 else 0, own, output)
 
 
-def _items(
-    tier: str, shape: OnnxTraffic, random: Random, duration: int, scale: float, max_length: int
-) -> Iterator[Arrival]:
-    for number, at in enumerate(_moments(random, shape.rate * scale, duration)):
+def _items(tier: str, shape: OnnxTraffic, random: Random, moments: Iterator[int], max_length: int) -> Iterator[Arrival]:
+    for number, at in enumerate(moments):
         own = min(lognormal(random, shape.length), max_length) if shape.length else 0
         yield Arrival(tier, number, at, 0, own, 0)
-
-
-def _moments(random: Random, rate: float, duration: int) -> Iterator[int]:
-    """Moments in ns before `duration` of a Poisson process of `rate` per second; each is drawn when it is asked for."""
-    at = random.expovariate(rate)
-    while at * 1e9 < duration:
-        yield int(at * 1e9)
-        at += random.expovariate(rate)

@@ -19,10 +19,12 @@ from config_gen.percentiles import samples_needed
 from config_gen.plan import Plan
 from config_gen.planning.plans import plan
 from config_gen.sla.spec import LlmModel, Spec, load
+from gapless import loads
 from gapless.child import server
 from gapless.commands.build import build, build_law, build_onnx
-from gapless.commands.loadtest import duration_option, load_models, progress_bar, tell
+from gapless.commands.loadtest import duration_option, tell, write_samples
 from gapless.generation import generate_repository
+from gapless.loads import progress_bar
 from gapless.parts import REPOSITORY, at_rates, loaded, pick_parts
 from gapless.planning import facts
 from gapless.results import check_outputs
@@ -59,7 +61,10 @@ def run(
         sustained, scale = fit(console, url, parts, seed)
         duration = duration or long_enough(parts, scale, seed)
         console.print(f"Loading it for {duration / 1e9:g} s …", highlight=False)
-        result = load_models(parts, url, duration, scale, seed, samples)
+        sent = loads.declared(parts, duration, scale, seed)
+        taken = loads.send(sent, url)
+    write_samples(samples, taken)
+    result = loads.reported(sent, taken)
     planned_for = f"Settings planned for {times:g} times the declared rates"
     if not chosen.held:
         planned_for = "By prediction no plan keeps every target at the declared rates; the nearest was loaded"

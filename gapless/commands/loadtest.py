@@ -1,28 +1,39 @@
-"""`gapless loadtest`: the declared traffic of all models against a running server, and a verdict per promise."""
+"""`gapless loadtest`: traffic against a running server, declared or recorded, and a verdict per promise."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from config_gen.sla import quantity
-from config_gen.sla.spec import LlmModel, load
-from gapless.parts import notes, pick_parts
-from gapless.results import check_outputs, write_json
-from loadtest import report, verdict
-from loadtest.run import Client, Job, LoadtestError
-from loadtest.run import Progress as Seen
-from loadtest.run import run as run_job
-from loadtest.samples import Planned, Sample
-from loadtest.schedule import Part, schedule
+from config_gen.sla.spec import load
+from config_gen.sla.timing import Timing, TimingError, unevenness
+from config_gen.sla.timing import rates as rates_of
+from gapless import loads
+from gapless.baseline import Baseline
+from gapless.commands.compare import THRESHOLD, threshold_option
+from gapless.errors import UsageError
+from gapless.parts import pick_parts
+from gapless.results import check_outputs, write_json, write_text
+from loadtest import comparison_report, recording, report
+from loadtest.recording import Recording
+from loadtest.replay import Choice
 
-DRAIN = 30 * 10**9  # ns
+MINUTE = 60 * 10**9  # ns
+MOST_USERS = 1000
+ARRIVALS = "poisson; constant: evenly spaced; bursts[:CV]: gaps with this coefficient of variation, 3 unless given"
+RATES = (
+    "how the rates move, as TIME:FACTOR points: straight lines between them, level before and after; two at one time "
+    "are a step. 0s:1,60s:50 is a ramp, 30s:1,30s:50 a step, 30s:1,30s:50,40s:50,40s:1 a spike"
+)
+TRACE = (
+    "replay a CSV file or JSON lines instead: timestamp, model, tier, prompt_tokens, output_tokens, or the columns of "
+    "Azure's public LLM traces"
+)
 
 
 def duration_option(what: str = "how long to send") -> Any:
@@ -40,48 +51,59 @@ def _duration(text: str) -> int:
 def run(
     sla: Annotated[Path, typer.Argument(help="SLA file", metavar="SLA.yaml")],
     url: Annotated[str, typer.Option(help="gRPC endpoint of the server")] = "127.0.0.1:8001",
-    duration: Annotated[int, duration_option()] = "60s",  # type: ignore[assignment]
-    rate_scale: Annotated[float, typer.Option(help="multiply the declared rates", min=1e-6, max=1e6)] = 1.0,
+    duration: Annotated[int | None, duration_option("how long to send; 60s, or all of a trace, unless given")] = None,
+    rate_scale: Annotated[float, typer.Option(help="multiply the rates", min=1e-6, max=1e6)] = 1.0,
+    arrivals: Annotated[str | None, typer.Option(help=ARRIVALS, metavar="KIND")] = None,
+    rates: Annotated[str | None, typer.Option(help=RATES, metavar="SHAPE")] = None,
+    trace: Annotated[Path | None, typer.Option(help=TRACE)] = None,
+    tier: Annotated[str | None, typer.Option(help="of a trace without this column: the tier of all its rows")] = None,
+    users: Annotated[
+        int | None,
+        typer.Option(help="a closed loop instead, for comparison; gives no verdict", min=1, max=MOST_USERS),
+    ] = None,
     seed: Annotated[int, typer.Option(help="arrivals, lengths and prompts follow from it")] = 0,
     model: Annotated[str | None, typer.Option(help="model to load alone; default: all that have traffic")] = None,
     tokenizer: Annotated[Path | None, typer.Option(help="tokenizer.json that counts the tokens of texts")] = None,
+    ui: Annotated[bool, typer.Option("--ui", help="show locust's web page on a free local port meanwhile")] = False,
     samples: Annotated[Path | None, typer.Option(help="write raw samples, one JSON line a request")] = None,
+    baseline: Annotated[
+        Path | None, typer.Option(help="samples of an earlier run to compare with; written when it does not exist")
+    ] = None,
+    threshold: Annotated[float, threshold_option()] = THRESHOLD,  # type: ignore[assignment]
     json_file: Annotated[Path | None, typer.Option("--json", help="write the report as JSON")] = None,
 ) -> None:
-    """Exit 0 when all targets were kept, 1 when not or when the run gives no verdict, 2 on bad input."""
+    """Exit 0 when all targets were kept and nothing got worse than the baseline, 1 when not, 2 on bad input.
+
+    A run that gives no verdict exits with 1, too.
+    """
     check_outputs(sla, samples=samples, json=json_file)
+    moving = Moving(arrivals, rates)
+    _check_together(moving, trace, tier, users, rate_scale, baseline is not None)
+    before = Baseline.open(baseline, (samples, json_file)) if baseline is not None else None
     parts = pick_parts(load(sla), model, tokenizer)
-    result = load_models(parts, url, duration, rate_scale, seed, samples)
-    tell(result, json_file)
-    raise typer.Exit(0 if result.held else 1)
+    if trace is not None:
+        chosen = loads.replayed(Choice(trace, parts, model is not None, tier, rate_scale, duration), seed)
+    elif users is not None:
+        chosen = loads.closed(parts, users, duration or MINUTE, seed)
+    else:
+        timed = moving.timing(duration or MINUTE)
+        chosen = loads.declared(parts, duration or MINUTE, rate_scale, seed, timed, moving.notes())
+    if before is not None:
+        before.check(chosen.asked)
+    taken = loads.send(chosen, url, ui)
+    write_samples(samples, taken)
+    result, console = loads.reported(chosen, taken), Console()
+    report.show(result, console)
+    lines = before.finish(taken, threshold, console) if before else []
+    compared = {"comparison": comparison_report.as_json(lines, threshold)} if lines else {}
+    write_json(json_file, report.as_json(result) | compared)
+    raise typer.Exit(0 if result.held and not comparison_report.regressions(lines) else 1)
 
 
-def load_models(
-    parts: Sequence[Part], url: str, duration: int, rate_scale: float, seed: int, samples: Path | None = None
-) -> report.Report:
-    """Send the declared traffic of all parts together and judge each."""
-    planned = requests(parts, duration, rate_scale, seed)
-    with progress_bar("Loading", duration) as seen:
-        taken, client = run_job(Job(url, planned, duration, DRAIN), samples, seen)
-    models = [judged(part, [s for s in taken if s.model == part.name], duration, client) for part in parts]
-    return report.Report(duration, seed, rate_scale, client, models, notes(parts))
-
-
-def requests(parts: Sequence[Part], duration: int, rate_scale: float, seed: int) -> list[Planned]:
-    """What is sent. Raises LoadtestError when that is nothing, or TooManyRequests."""
-    planned = schedule(parts, duration, rate_scale, seed)
-    if not planned:
-        raise LoadtestError(
-            f"--duration: no request falls into {duration / 1e9:g} s at these rates; load longer or faster"
-        )
-    return planned
-
-
-def judged(part: Part, taken: Sequence[Sample], duration: int, client: Client) -> report.ModelReport:
-    """The numbers of one model's samples, and a verdict on each of its promises."""
-    model = part.model
-    classes = verdict.summarize(taken, list(model.traffic), duration, tokens=isinstance(model, LlmModel))
-    return report.ModelReport(part.name, classes, verdict.judge(classes, model.targets, model.traffic, client))
+def write_samples(path: Path | None, taken: Recording) -> None:
+    """Where asked. Raises UsageError when it cannot be written."""
+    if path is not None:
+        write_text(path, recording.dumps(taken), "samples")
 
 
 def tell(result: report.Report, json_file: Path | None) -> None:
@@ -90,16 +112,55 @@ def tell(result: report.Report, json_file: Path | None) -> None:
     write_json(json_file, report.as_json(result))
 
 
-@contextmanager
-def progress_bar(what: str, duration: int) -> Iterator[Callable[[Seen], None]]:
-    """A bar of `duration` ns on stderr; the yielded function moves it."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("{task.fields[seen]}"))
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        bar = bars.add_task(what, total=duration, seen="")
+@dataclass(frozen=True)
+class Moving:
+    """What --arrivals and --rates were given."""
 
-        def move(seen: Seen) -> None:
-            text = f"{seen.ended} ended, {seen.in_flight} in flight, {seen.failed} refused or failed"
-            bars.update(bar, completed=min(seen.now, duration), seen=text)
+    arrivals: str | None
+    rates: str | None
 
-        yield move
+    def timing(self, duration: int) -> Timing:
+        """For a run of `duration` ns. Raises UsageError."""
+        try:
+            cv = unevenness(self.arrivals or "poisson")
+        except TimingError as error:
+            raise UsageError(f"--arrivals: {error}") from None
+        if self.rates is None:
+            return Timing(cv)
+        try:
+            moved = rates_of(self.rates)
+        except TimingError as error:
+            raise UsageError(f"--rates: {error}") from None
+        if (last := moved.points[-1].at) > duration / 1e9:
+            raise UsageError(f"--rates: {last:g}s is after the end; --duration {last:g}s or longer")
+        return Timing(cv, moved)
+
+    def notes(self) -> list[str]:
+        """How the load differs from what the file means by a rate, a sentence each."""
+        told = [] if self.arrivals is None else [f"Arrivals: {self.arrivals}."]
+        return told if self.rates is None else [*told, f"Rates, times the declared ones: {self.rates}."]
+
+
+def _check_together(
+    moving: Moving, trace: Path | None, tier: str | None, users: int | None, scale: float, compared: bool
+) -> None:
+    """Raise UsageError naming an option that would mean nothing beside another."""
+    given: dict[str, object] = {
+        "--arrivals": moving.arrivals,
+        "--rates": moving.rates,
+        "--users": users,
+        "--tier": tier,
+    }
+    given["--rate-scale"] = None if scale == 1 else scale
+    given["--baseline"] = True if compared else None
+    if trace is not None:
+        beside: tuple[str, ...] = ("--arrivals", "--rates", "--users")
+        why = "--trace sends each request when it was recorded; leave it out"
+    elif users is not None:
+        beside = ("--arrivals", "--rates", "--rate-scale", "--tier", "--baseline")
+        why = "--users send when they are free; leave it out"
+    else:
+        beside, why = ("--tier",), "is the tier of a trace's rows; give --trace"
+    for option in beside:
+        if given[option] is not None:
+            raise UsageError(f"{option}: {why}")

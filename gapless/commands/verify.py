@@ -18,8 +18,8 @@ from rich.table import Table
 from config_gen.plan import Plan
 from config_gen.sla.quantity import show_duration, show_percentile
 from config_gen.sla.spec import load
-from gapless import corrections
-from gapless.commands.loadtest import duration_option, requests
+from gapless import corrections, loads
+from gapless.commands.loadtest import duration_option
 from gapless.generation import generate_repository
 from gapless.parts import REPOSITORY, pick_parts
 from gapless.planning import planned
@@ -46,7 +46,7 @@ def run(
     console = Console()
     spec = load(sla)
     parts = pick_parts(spec, None)
-    requests(parts, duration, 1.0, seed)  # that there are some is known before a server is started
+    sent = loads.declared(parts, duration, 1.0, seed)  # that there are requests is known before a server is started
     known = corrections.read(REPOSITORY)
     plan = planned(sla, REPOSITORY, known)
     done: list[Round] = []
@@ -56,7 +56,7 @@ def run(
         generate_repository(plan, REPOSITORY, sla, force=force)
         told = f"Round {len(done) + 1}: " if tune else ""
         console.print(f"{told}serving it, and loading it for {duration / 1e9:g} s …", highlight=False)
-        done.append(measure(plan, spec, parts, REPOSITORY, duration, seed))
+        done.append(measure(plan, spec, sent, REPOSITORY))
         show(done[-1], console)
         if not tune:
             break

@@ -1,7 +1,7 @@
 """A model for tests of the serving path: the real edge, service and engine over an executor that draws by rule.
 
 Token `position` of every answer is 300 + position % 64. A prompt that holds RAISE makes its step raise, one that holds
-DIE ends the engine's thread.
+DIE ends the engine's thread. The parameter `tiers` takes the place of TIERS.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 from decode.config import EngineConfig, TierConfig
 from decode.engine import Engine
+from decode.options import ServiceOptions
 from decode.plan import StepPlan, StepResult
 from decode.service import Service
 from decode.text import Tokenizer
@@ -43,8 +44,10 @@ class TritonPythonModel:
 
         stub.check_numpy()
         parameters = json.loads(args["model_config"])["parameters"]
+        told = {name: parameters[name]["string_value"] for name in ("tiers",) if name in parameters}
+        tiers = ServiceOptions.from_parameters(told).tiers if told else TIERS
         config = EngineConfig(
-            num_pages=1024, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=2048, tiers=TIERS, vocab_size=49152
+            num_pages=1024, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=2048, tiers=tiers, vocab_size=49152
         )
         executor = ScriptedExecutor(float(parameters["step_seconds"]["string_value"]))
         tokenizer = Tokenizer.load(Path(parameters["tokenizer"]["string_value"]))

@@ -1,0 +1,64 @@
+"""`--baseline FILE`: a run is compared with the earlier one in FILE, or becomes it where there is none yet.
+
+Must not know servers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from gapless.errors import UsageError
+from gapless.results import check_outputs, write_text
+from loadtest import comparison_report, recording
+from loadtest.comparison import Line, compare
+from loadtest.recording import Recording
+from loadtest.same_load import Asked, check, check_client, lagged
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The file, and what it holds; None when it does not exist yet."""
+
+    path: Path
+    run: Recording | None
+
+    @staticmethod
+    def open(path: Path, others: Sequence[Path | None]) -> Baseline:
+        """Before minutes are spent on a load. Raises UsageError, RecordingError or DifferentLoads.
+
+        `others` are files that the run writes.
+        """
+        if any(other is not None and os.path.realpath(other) == os.path.realpath(path) for other in others):
+            raise UsageError(f"--baseline: {path} is also what --samples or --json names; give each a file of its own")
+        if not os.path.exists(path):
+            check_outputs(baseline=path)
+            return Baseline(path, None)
+        run = recording.read(path)
+        check_client(run, str(path))
+        return Baseline(path, run)
+
+    def check(self, asked: Asked) -> None:
+        """Raise DifferentLoads unless it was sent what is about to be sent."""
+        if self.run is not None:
+            check(Asked.of(self.run), asked, (str(self.path), "this run"))
+
+    def finish(self, taken: Recording, threshold: float, console: Console) -> list[Line]:
+        """Compare with it and print that, or write it and say so; nothing of a run whose client lagged."""
+        if lagged(taken) is not None:
+            done = "written" if self.run is None else "compared with this run"
+            console.print(f"{self.path} is not {done}: the client itself lagged.", markup=False, highlight=False)
+            return []
+        if self.run is None:
+            write_text(self.path, recording.dumps(taken), "baseline")
+            told = f"{self.path} did not exist: this run is written there, and the next one is compared with it."
+            console.print(told, markup=False, highlight=False)
+            return []
+        console.print(f"\nBeside {self.path}:\n", markup=False, highlight=False)
+        lines = compare(self.run, taken, threshold)
+        comparison_report.show(lines, threshold, console)
+        return lines

@@ -1,0 +1,131 @@
+"""`gapless observe`: samples of Triton, GPUs and this machine in a bounded ring of files; what memory does."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.markup import escape
+
+from config_gen.sla import quantity
+from gapless.commands.loadtest import duration_option
+from gapless.errors import UsageError
+from observe import window
+from observe.live import screen
+from observe.ring import SMALLEST, Ring
+from observe.sampler import Sampler
+from observe.sources.base import Source
+from observe.sources.host import Host
+from observe.sources.nvml import Nvml
+from observe.sources.page import dcgm, triton, wrong_url
+
+SHORTEST = 100 * 10**6  # ns between samples
+SHOWN = 30 * 10**9  # ns that the dashboard looks back
+
+
+def _size(text: str) -> int:
+    try:
+        size = quantity.memory(text)
+    except quantity.QuantityError as error:
+        raise typer.BadParameter(str(error)) from None
+    if size < SMALLEST:
+        raise typer.BadParameter(f"'{text}' is not allowed; at least {SMALLEST >> 20}MiB")
+    return size
+
+
+def run(
+    metrics: Annotated[str, typer.Option(help="Triton's metrics page")] = "http://127.0.0.1:8002/metrics",
+    dcgm_page: Annotated[str | None, typer.Option("--dcgm", help="a DCGM exporter's page")] = None,
+    interval: Annotated[int, duration_option("between samples")] = "1s",  # type: ignore[assignment]
+    out: Annotated[Path, typer.Option(help="folder of the samples", metavar="DIR")] = Path("out/observed"),
+    size: Annotated[int, typer.Option(help="most that all samples take", parser=_size, metavar="SIZE")] = "64MiB",  # type: ignore[assignment]
+    duration: Annotated[int | None, duration_option("how long; default: until Ctrl-C")] = None,
+    live: Annotated[bool, typer.Option("--live", help="show the last seconds")] = False,
+    memory: Annotated[
+        Path | None, typer.Option(help="say what the memory curves in a folder of samples show", metavar="DIR")
+    ] = None,
+) -> None:
+    """Exit 0; with --memory 1 when something leaks; 2 on bad input."""
+    console = Console(highlight=False, soft_wrap=True)
+    if memory is not None:
+        raise typer.Exit(1 if _tell_memory(memory, console) else 0)
+    for option, url in (("metrics", metrics), ("dcgm", dcgm_page)):
+        if url is not None and (why := wrong_url(url)):
+            raise UsageError(f"--{option}: {why}")
+    if interval < SHORTEST:
+        raise UsageError(f"--interval: {quantity.show_duration(interval)} is not allowed; at least 100 ms")
+    if live and not console.is_terminal:
+        raise UsageError("--live: the output is no terminal; leave it out, and read the samples")
+    pages: list[Source] = [triton(metrics), *([dcgm(dcgm_page)] if dcgm_page else [])]
+    _sample([*pages, Nvml(), Host()], Ring(out, size), interval, duration, live, console)
+
+
+def _sample(
+    sources: Sequence[Source], ring: Ring, interval: int, duration: int | None, live: bool, console: Console
+) -> None:
+    """Until it is asked to end, or `duration` has passed."""
+
+    def say(line: str) -> None:
+        console.print(line, markup=False)  # above the dashboard
+
+    recent: deque[tuple[int, Mapping[str, float]]] = deque(maxlen=max(2, SHOWN // interval))
+    count = 0
+    screens = Live(console=console, auto_refresh=False) if live else nullcontext()
+    with ring, _asked_to_end() as ended:
+        say(f"sampling into {ring.folder}, at most {ring.size / 2**20:.4g} MiB; Ctrl-C ends it")
+        sampler = Sampler(sources, say)
+        with screens as shown:
+            for now in _ticks(interval, duration, ended):
+                recent.append((now, sampler.read()))
+                ring.append(*recent[-1])
+                count += 1
+                if shown is not None:
+                    shown.update(screen(window.of_samples(recent)), refresh=True)
+        say(f"{count} sample{'' if count == 1 else 's'} in {ring.folder}")
+
+
+def _ticks(interval: int, duration: int | None, ended: threading.Event) -> Iterator[int]:
+    """Moments in ns since the epoch, `interval` apart; missed ones are left out, setting the clock changes nothing."""
+    began, start = time.time_ns(), time.monotonic_ns()
+    while not ended.is_set():
+        yield began + time.monotonic_ns() - start
+        passed = time.monotonic_ns() - start
+        following = (passed // interval + 1) * interval
+        if duration is not None and following > duration:
+            return
+        ended.wait((following - passed) / 1e9)
+
+
+@contextmanager
+def _asked_to_end() -> Iterator[threading.Event]:
+    """Set by Ctrl-C and SIGTERM, so that what is being written is written."""
+    ended = threading.Event()
+    before = {number: signal.signal(number, lambda *_: ended.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield ended
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _tell_memory(folder: Path, console: Console) -> bool:
+    """Print what each memory's curve says; whether one leaks."""
+    from observe import memory_report  # scipy takes a second to import, which sampling does without
+
+    leaks = []
+    for name, curve, sentences in memory_report.told(window.read(folder, memory_report.wanted)):
+        console.print(f"[bold]{escape(name)}[/]")
+        for sentence in sentences:
+            console.print(f"  {sentence}", markup=False, style="bold red" if sentence.startswith("LEAK") else None)
+        leaks += [name] * (curve.growth.ruling == "leak")
+    console.print(f"Leaking: {', '.join(leaks)}." if leaks else "Nothing is seen to leak.", markup=False)
+    return bool(leaks)

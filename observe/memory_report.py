@@ -1,0 +1,117 @@
+"""Which memories a window holds, and what their curves say, in sentences. Must not know how curves are judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from observe.amounts import show_bytes, show_pages, show_time
+from observe.memory_curve import Curve, study
+from observe.series import Series
+from observe.window import Values, Window
+
+MIB = float(2**20)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Series of used memory and what bounds it, found by the labels that they share.
+
+    The limit is the sum of the series named in `limit`, less those in `less`; `reserved` says that all of the limit
+    is taken already, used or not. `scale`: bytes of one unit of the series, 0 where it counts pages.
+    """
+
+    used: str
+    what: str  # with labels in braces
+    limit: tuple[str, ...]
+    less: tuple[str, ...] = ()
+    scale: float = 1.0
+    reserved: bool = False
+
+
+MEMORIES = (
+    Memory("nvml_memory_used_bytes", "GPU {gpu}", ("nvml_memory_total_bytes",), ("nvml_memory_reserved_bytes",)),
+    Memory("DCGM_FI_DEV_FB_USED", "GPU {gpu} (DCGM)", ("DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_FREE"), scale=MIB),
+    Memory("nv_gpu_memory_used_bytes", "{gpu_uuid} (Triton)", ("nv_gpu_memory_total_bytes",)),
+    Memory("nv_pinned_memory_pool_used_bytes", "pinned memory", ("nv_pinned_memory_pool_total_bytes",), reserved=True),
+    Memory("gapless_pages_used", "KV pages of {model}", ("gapless_pages_total",), scale=0, reserved=True),
+    Memory("host_process_rss_bytes", "{process} {model} (process {pid})", ("host_memory_total_bytes",)),
+    Memory("host_memory_used_bytes", "this machine", ("host_memory_total_bytes",)),
+)
+NAMES = {name for memory in MEMORIES for name in (memory.used, *memory.limit, *memory.less)}
+
+
+def wanted(series: Series) -> bool:
+    """Whether a series is needed for what is said here."""
+    return series.name in NAMES
+
+
+def told(window: Window) -> Iterator[tuple[str, Curve, list[str]]]:
+    """What each memory is called, its curve, and sentences with its numbers."""
+    for memory in MEMORIES:
+        for series, used in window.select(memory.used).items():
+            limit = _limit(window, memory, dict(series.labels))
+            scale = memory.scale or 1.0
+            bound = None if limit is None else limit * scale
+            curve = study(window.times, used * scale, bound, bound if memory.reserved else None)
+            if curve is not None:
+                labels = {name: series.label(name) for name in ("gpu", "gpu_uuid", "model", "process", "pid")}
+                name = " ".join(memory.what.format(**labels).split())
+                yield name, curve, list(sentences(curve, show_bytes if memory.scale else show_pages))
+
+
+def sentences(curve: Curve, show: Callable[[float], str]) -> Iterator[str]:
+    """`show` says an amount of it."""
+    change = curve.last - curve.first
+    moved = f"{show(abs(change))} {'more' if change >= 0 else 'less'} than at first"
+    yield f"{show(curve.last)} used after {show_time(curve.seconds)}, {moved}."
+    if curve.limit:
+        yield f"At its peak {show(curve.peak)} of {show(curve.limit)}, {curve.peak / curve.limit:.0%}."
+    else:
+        yield f"At its peak {show(curve.peak)}; its limit is not known."
+    if curve.reserved_unused is not None:
+        yield f"All of that is reserved; {curve.reserved_unused:.0%} was not even used at the peak."
+    yield _teeth(curve, show)
+    yield _growth(curve, show)
+
+
+def _teeth(curve: Curve, show: Callable[[float], str]) -> str:
+    teeth = curve.teeth
+    if not teeth.count:
+        return "It is calm: it never fell by more than noise."
+    if teeth.count == 1:
+        return f"It fell once, by {show(teeth.height)}."
+    return f"It rises and falls: {teeth.count} teeth of {show(teeth.height)}, one every {show_time(teeth.period)}."
+
+
+def _growth(curve: Curve, show: Callable[[float], str]) -> str:
+    growth = curve.growth
+    if growth.ruling == "unclear":
+        return f"Whether it leaks cannot be said: {growth.why}."
+    unit, each = (3600.0, "an hour") if curve.seconds < 2 * 86400 else (86400.0, "a day")
+    low, slope, high = (show(rate * unit) for rate in (growth.low, growth.slope, growth.high))
+    of = f"{growth.points} {'teeth' if growth.of == 'teeth' else 'stretches of time'}"
+    measured = f"by {slope} {each} ({low} to {high} at 95 %, lows of {of})"
+    if growth.ruling == "none":
+        return f"No leak: its lows do not keep growing; they changed {measured}."
+    full = curve.until_full
+    when = "" if full is None else f" In {show_time(full)} it reaches its limit."
+    least = f" A tooth that takes longer than {show_time(curve.seconds)} would look the same."
+    return f"LEAK: its lows grow {measured} and do not come back.{when}{least}"
+
+
+def _limit(window: Window, memory: Memory, labels: Mapping[str, str]) -> Values | None:
+    """Of the series that share all labels which both have; None where one of them is missing."""
+    total: Values | None = None
+    for names, sign in ((memory.limit, 1.0), (memory.less, -1.0)):
+        for name in names:
+            fitting = [
+                one
+                for series, one in window.select(name).items()
+                if all(labels.get(key, value) == value for key, value in series.labels)
+            ]
+            if fitting:
+                total = sign * fitting[0] if total is None else total + sign * fitting[0]
+            elif sign > 0:
+                return None
+    return total
