@@ -23,6 +23,7 @@ from decode.stream import OnOutput, Output, Stream
 from decode.text import Tokenizer
 from decode.types import FinishReason, RejectReason, Request, Usage
 
+UNREAD = 10_000  # step times kept for one who asks for them
 MAX_FAILURES = 3  # steps that raise in a row before the engine counts as broken
 PATIENCE = 30.0  # seconds that closing gives each thread to end
 
@@ -71,10 +72,13 @@ class Service:
     ) -> None:
         self.tokenizer = tokenizer
         self.failure: str | None = None
+        self.config = engine.config
         self.tiers = engine.config.tiers
         self.most_prompt = engine.config.max_model_len - 1  # tokens
         self.busy_since: int | None = None  # monotonic ns at which the step in flight began
+        self.step_parts = executor.profile  # seconds so far, by part of a step
         self._engine = engine
+        self._step_times: deque[int] = deque(maxlen=UNREAD)
         self._inbox = _Inbox()
         self._outbox: queue.SimpleQueue[Sequence[Event] | None] = queue.SimpleQueue()
         self._streams: dict[str, Stream] = {}  # by the engine's name, until the engine has ended it
@@ -117,6 +121,10 @@ class Service:
         """A snapshot; read between two steps or during one, so that counts may be a step apart from each other."""
         return self._engine.stats()
 
+    def take_step_times(self) -> list[int]:
+        """How long each step took since this was last asked, ns; of the last UNREAD ones."""
+        return [self._step_times.popleft() for _ in range(len(self._step_times))]
+
     def close(self, drain_timeout: float) -> None:
         """Refuse new requests, let what was accepted end within `drain_timeout` seconds, cancel the rest, stop."""
         with self._lock:
@@ -149,11 +157,13 @@ class Service:
         """The stepping thread. However it ends, nobody is left waiting."""
         try:
             while self.failure is None:
-                self.busy_since = time.monotonic_ns()
+                self.busy_since = began = time.monotonic_ns()
                 stepped = self._driver.step()
                 if self._driver.failures >= MAX_FAILURES:
                     raise RuntimeError(f"{MAX_FAILURES} steps in a row failed")
-                if not stepped:
+                if stepped:
+                    self._step_times.append(time.monotonic_ns() - began)
+                else:
                     self.busy_since = None
                     if not self._inbox.wait():
                         return

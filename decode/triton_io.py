@@ -1,4 +1,4 @@
-"""The edge to Triton: the only file that knows pb_utils. Tensors in, tensors out, metrics, one house-keeping thread.
+"""The edge to Triton: tensors in, tensors out, one house-keeping thread.
 
 Must not know scheduling or how tokens are made. What a request means is decode.protocol's, how it ends
 decode.frontend's.
@@ -8,27 +8,23 @@ from __future__ import annotations
 
 import json
 import os
-import queue
-import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from decode.config import TierConfig
 from decode.frontend import Answer, Client, Fault, Frontend
 from decode.options import ServiceOptions
 from decode.protocol import RawRequest, logprobs_json, usage_json
 from decode.service import Service
-from decode.stream import Output
 from decode.supervision import OPTIONS, Link, Report
 from decode.text import too_long
-from decode.types import FinishReason, InvalidRequest
-from observe import metrics
+from decode.triton_metrics import Publisher
+from decode.types import InvalidRequest
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 CODES = {
@@ -106,102 +102,17 @@ def _string(name: str, text: str) -> Any:
     return pb_utils.Tensor(name, np.array([text.encode()], dtype=np.object_))
 
 
-class Publisher:
-    """Sets the declared metrics; used by the house-keeping thread only, except `observe`."""
-
-    def __init__(self, model: str, tiers: Sequence[TierConfig]) -> None:
-        self._model = model
-        self._edges: dict[tuple[str, ...], tuple[float, ...]] = {
-            (metric.name, tier.name): metrics.edges(metric, getattr(tier, target))
-            for target, metric in metrics.PROMISED.items()
-            for tier in tiers
-        }
-        kinds = {
-            "counter": pb_utils.MetricFamily.COUNTER,
-            "gauge": pb_utils.MetricFamily.GAUGE,
-            "histogram": pb_utils.MetricFamily.HISTOGRAM,
-        }
-        self._families = {
-            m.name: pb_utils.MetricFamily(name=m.name, description=m.help, kind=kinds[m.kind]) for m in metrics.METRICS
-        }
-        self._series: dict[tuple[str, ...], Any] = {}
-        self._counts: dict[tuple[str, ...], float] = {}
-        self._ended: queue.SimpleQueue[tuple[str, Output]] = queue.SimpleQueue()
-        self._failure = ""  # told last
-        for tier in tiers:
-            for metric, reason in metrics.FROM_ZERO:
-                self._of(metric, tier.name, reason)
-
-    def observe(self, tier: str, output: Output) -> None:
-        """Remember how a request ended; any thread. What a failed step said also goes to the server's log, once."""
-        if output.finish_reason is FinishReason.ERROR and output.message != self._failure:
-            self._failure = output.message
-            print(f"{self._model}: {output.message}", file=sys.stderr, flush=True)
-        self._ended.put((tier, output))
-
-    def publish(self, service: Service, healthy: bool) -> int:
-        """Bring every metric up to date; the number of steps since the last time."""
-        stats = service.stats()
-        self._of(metrics.HEALTHY).set(float(healthy))
-        self._of(metrics.RUNNING).set(float(stats.running))
-        for tier, count in stats.waiting.items():
-            self._of(metrics.WAITING, tier).set(float(count))
-        self._of(metrics.PAGES_USED).set(float(stats.pages_used))
-        self._of(metrics.PAGES_CACHED).set(float(stats.pages_cached))
-        self._of(metrics.PAGES_TOTAL).set(float(stats.pages_total))
-        self._count(metrics.PREFIX_HITS, stats.prefix_hit_tokens)
-        self._count(metrics.PROMPT_TOKENS, stats.prompt_tokens)
-        self._count(metrics.OUTPUT_TOKENS, stats.output_tokens)
-        steps = self._count(metrics.STEPS, stats.steps)
-        self._count(metrics.PREEMPTIONS, stats.preemptions)
-        self._count(metrics.SWAPS, stats.swaps)
-        for tier, amount in stats.service.items():
-            self._count(metrics.SERVICE, amount, tier)
-        while not self._ended.empty():
-            tier, output = self._ended.get()
-            # A client may name any tier: what does not exist must not make series without end.
-            self._request_ended(tier if tier in stats.service else "", output)
-        return int(steps)
-
-    def _request_ended(self, tier: str, output: Output) -> None:
-        if output.reject is not None:
-            self._of(metrics.REJECTS, tier, output.reject).increment(1)
-            return
-        self._of(metrics.FINISHED, tier, str(output.finish_reason)).increment(1)
-        for metric, value in ((metrics.QUEUE, output.queue), (metrics.TTFT, output.ttft), (metrics.E2E, output.e2e)):
-            if value is not None:
-                self._of(metric, tier).observe(value / 1e9)
-        for gap in output.itl:
-            self._of(metrics.ITL, tier).observe(gap / 1e9)
-
-    def _count(self, metric: metrics.Metric, total: float, *values: str) -> float:
-        key = (metric.name, *values)
-        more = total - self._counts.get(key, 0)
-        self._of(metric, *values).increment(float(more))
-        self._counts[key] = total
-        return more
-
-    def _of(self, metric: metrics.Metric, *values: str) -> Any:
-        key = (metric.name, *values)
-        series = self._series.get(key)
-        if series is None:
-            labels = {"model": self._model, **dict(zip(metric.labels, values, strict=True))}
-            more = {"buckets": list(self._edges.get(key, metric.buckets))} if metric.kind == "histogram" else {}
-            series = self._series[key] = self._families[metric.name].Metric(labels=labels, **more)
-        return series
-
-
 class ChatModel:
     """A service behind Triton. `execute` returns at once; answers leave on the service's sender thread."""
 
-    def __init__(self, name: str, service: Service, default_tier: str) -> None:
+    def __init__(self, name: str, service: Service, options: ServiceOptions) -> None:
         self._name = name
         self._service = service
-        self._metrics = Publisher(name, service.tiers)
-        self._frontend = Frontend(service, default_tier, self._metrics.observe)
+        self._metrics = Publisher(name, service, options)
+        self._frontend = Frontend(service, options.tier, self._metrics.observe)
         self._stop = threading.Event()
         self._broken_since: float | None = None
-        self._metrics.publish(service, True)
+        self._metrics.publish(True)
         self._drained = False
         self._reported = 0  # open requests, as the launcher knows it
         self._link = Link.from_environment(self._drain)
@@ -235,7 +146,7 @@ class ChatModel:
         self._stop.set()
         self._keeper.join()
         self._frontend.drain(drain_timeout)
-        self._metrics.publish(self._service, False)
+        self._metrics.publish(False)
         if self._link is not None:
             self._link.close()
 
@@ -262,7 +173,7 @@ class ChatModel:
             pause = min(0.25, max(SOON, step - took, 10 * took)) if asked else 2 * SOON
             if began >= due:
                 due = began + REPORT_EVERY
-                steps = self._metrics.publish(self._service, self._frontend.failure is None)
+                steps = self._metrics.publish(self._frontend.failure is None)
                 step = REPORT_EVERY / steps if steps else step
                 self._report()
             elif self._reported and not self._frontend.open:

@@ -25,6 +25,8 @@ class Metric:
 
 _WAITS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _GAPS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 10)
+_STEPS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
+_LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 _WHOLE = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300)
 
 RUNNING = Metric("gapless_running", "Requests that hold KV pages now", "gauge")
@@ -50,6 +52,23 @@ TTFT = Metric("gapless_ttft_seconds", "Arrival to first token", "histogram", ("t
 ITL = Metric("gapless_itl_seconds", "Gap between two tokens of a request", "histogram", ("tier",), _GAPS)
 E2E = Metric("gapless_e2e_seconds", "Arrival to last token", "histogram", ("tier",), _WHOLE)
 QUEUE = Metric("gapless_queue_seconds", "Arrival to first step", "histogram", ("tier",), _WAITS)
+PROMPT_LENGTH = Metric(
+    "gapless_prompt_length_tokens", "Prompt of a request that ended", "histogram", ("tier",), _LENGTHS
+)
+OUTPUT_LENGTH = Metric(
+    "gapless_output_length_tokens", "Output of a request that ended", "histogram", ("tier",), _LENGTHS
+)
+STEP = Metric("gapless_step_seconds", "A step, from its plan to its events", "histogram", (), _STEPS)
+STEP_PARTS = Metric(
+    "gapless_step_part_seconds_total", "Time that steps spent in a part of the model", "counter", ("part",)
+)
+SLOTS = Metric("gapless_slots", "Requests that may run at once", "gauge")
+ENGINE = Metric(
+    "gapless_engine_info",
+    "Always 1; the labels say how the engine runs",
+    "gauge",
+    ("policy", "mode", "prefix_cache", "weights", "device", "max_model_len", "max_num_batched_tokens"),
+)
 
 METRICS = (
     RUNNING,
@@ -71,6 +90,12 @@ METRICS = (
     ITL,
     E2E,
     QUEUE,
+    PROMPT_LENGTH,
+    OUTPUT_LENGTH,
+    STEP,
+    STEP_PARTS,
+    SLOTS,
+    ENGINE,
 )
 
 PROMISED = {"ttft": TTFT, "itl": ITL, "e2e": E2E}

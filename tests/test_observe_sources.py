@@ -236,9 +236,11 @@ def test_the_host_and_the_processes_of_triton(tmp_path: Path) -> None:
                 f'host_process_rss_bytes{{model="chat",pid="{second.pid}",process="model"}}',
             ]
             found = host.read()
-            assert [key for key in found if str(first.pid) in key or str(second.pid) in key] == keys
-            for key, process in zip(keys, (first, second), strict=True):
+            spent = [key.replace("rss_bytes", "cpu_seconds_total") for key in keys]
+            assert {key for key in found if str(first.pid) in key or str(second.pid) in key} == {*keys, *spent}
+            for key, seconds, process in zip(keys, spent, (first, second), strict=True):
                 assert found[key] == pytest.approx(psutil.Process(process.pid).memory_info().rss, rel=0.5)
+                assert 0 <= found[seconds] <= sum(psutil.Process(process.pid).cpu_times()[:2])
         finally:
             for process in (first, second):
                 process.communicate()

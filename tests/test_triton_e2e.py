@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -105,6 +106,23 @@ def test_every_declared_metric_is_published(serving: Serving) -> None:
         labels = {"tier": "default"} if "tier" in metric.labels else {}
         zero = {f"gapless_{name}" for name in ("running", "waiting", "pages_used", "preemptions_total", "swaps_total")}
         assert serving.metric(metric.name + suffix, **labels) > 0 or metric.name in zero, metric.name
+
+
+def test_how_the_engine_runs_and_what_its_steps_take_is_published(serving: Serving) -> None:
+    engine = {"policy": "weighted", "mode": "continuous", "prefix_cache": "on", "weights": "fp32", "device": "cpu"}
+    assert serving.metric("gapless_engine_info", **engine, max_model_len="4096", max_num_batched_tokens="256") == 1
+    assert serving.metric("gapless_slots") == 8
+    began = time.monotonic()
+    steps, spent = serving.metric("gapless_step_seconds_count"), serving.metric("gapless_step_seconds_sum")
+    lengths = {name: serving.metric(f"gapless_{name}_length_tokens_sum") for name in ("prompt", "output")}
+    used = json.loads(serving.generate(text_input="One two three", **GREEDY)["usage"])
+    wait_for(lambda: serving.metric("gapless_output_length_tokens_sum") == lengths["output"] + 24)
+    assert serving.metric("gapless_prompt_length_tokens_sum") == lengths["prompt"] + used["prompt_tokens"]
+    wait_for(lambda: serving.metric("gapless_step_seconds_count") == serving.metric("gapless_steps_total"))
+    assert serving.metric("gapless_step_seconds_count") >= steps + 24
+    more = serving.metric("gapless_step_seconds_sum") - spent
+    assert 0 < more < time.monotonic() - began
+    assert 0 < serving.metric("gapless_step_part_seconds_total", part="linear") < spent + more
 
 
 def test_a_killed_stub_and_then_sigterm_under_load(serving: Serving) -> None:

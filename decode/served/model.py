@@ -36,7 +36,7 @@ class TritonPythonModel:
         except (ValueError, RuntimeError, OSError) as error:
             what = str(error) if hasattr(error, "exit_status") else f"{type(error).__name__}: {error}"
             raise pb_utils.TritonModelException(what) from error
-        self.model = triton_io.ChatModel(args["model_name"], service, options.tier)
+        self.model = triton_io.ChatModel(args["model_name"], service, options)
 
     def execute(self, requests: list[Any]) -> None:
         self.model.execute(requests)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -21,6 +20,7 @@ from gapless.commands.loadtest import duration_option
 from gapless.errors import UsageError
 from observe import window
 from observe.live import screen
+from observe.recorder import ticks
 from observe.ring import SMALLEST, Ring
 from observe.sampler import Sampler
 from observe.sources.base import Source
@@ -84,25 +84,13 @@ def _sample(
         say(f"sampling into {ring.folder}, at most {ring.size / 2**20:.4g} MiB; Ctrl-C ends it")
         sampler = Sampler(sources, say)
         with screens as shown:
-            for now in _ticks(interval, duration, ended):
+            for now in ticks(interval, duration, ended):
                 recent.append((now, sampler.read()))
                 ring.append(*recent[-1])
                 count += 1
                 if shown is not None:
                     shown.update(screen(window.of_samples(recent)), refresh=True)
         say(f"{count} sample{'' if count == 1 else 's'} in {ring.folder}")
-
-
-def _ticks(interval: int, duration: int | None, ended: threading.Event) -> Iterator[int]:
-    """Moments in ns since the epoch, `interval` apart; missed ones are left out, setting the clock changes nothing."""
-    began, start = time.time_ns(), time.monotonic_ns()
-    while not ended.is_set():
-        yield began + time.monotonic_ns() - start
-        passed = time.monotonic_ns() - start
-        following = (passed // interval + 1) * interval
-        if duration is not None and following > duration:
-            return
-        ended.wait((following - passed) / 1e9)
 
 
 @contextmanager

@@ -1,8 +1,9 @@
 """This machine: how busy its cores are, its memory, and what Triton's processes hold of it.
 
 `host_cpu_percent{core}` is of the time since the read before (the first one: since this was made).
-`host_process_rss_bytes{process, model, pid}` has `server` as process for a tritonserver and `model` for the Python
-backend's process of a model; memory that they share counts in each. Must not know what is done with the numbers.
+`host_process_rss_bytes{process, model, pid}` and `host_process_cpu_seconds_total` (user and system) have `server` as
+process for a tritonserver and `model` for the Python backend's process of a model; memory that they share counts in
+each. Must not know what is done with the numbers.
 """
 
 from __future__ import annotations
@@ -49,7 +50,10 @@ class Host:
             try:
                 if not process.is_running():  # or the number is another's now
                     raise psutil.NoSuchProcess(pid)
-                yield named("host_process_rss_bytes", pid=str(pid), **labels), process.memory_info().rss
+                with process.oneshot():
+                    spent = process.cpu_times()
+                    yield named("host_process_rss_bytes", pid=str(pid), **labels), process.memory_info().rss
+                yield named("host_process_cpu_seconds_total", pid=str(pid), **labels), spent.user + spent.system
             except psutil.Error:
                 del self._triton[pid]
 

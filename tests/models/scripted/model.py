@@ -52,7 +52,7 @@ class TritonPythonModel:
         executor = ScriptedExecutor(float(parameters["step_seconds"]["string_value"]))
         tokenizer = Tokenizer.load(Path(parameters["tokenizer"]["string_value"]))
         service = Service(Engine(config), executor, tokenizer)
-        self.model = triton_io.ChatModel(args["model_name"], service, "interactive")
+        self.model = triton_io.ChatModel(args["model_name"], service, ServiceOptions(tiers=tiers))
 
     def execute(self, requests: list[Any]) -> None:
         self.model.execute(requests)
