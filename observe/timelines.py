@@ -71,12 +71,12 @@ def _llm(window: Window, model: str) -> Iterator[Timeline]:
         return total(window, metric.name, model=model)
 
     yield Timeline(
-        "waiting", "Waiting inside the engine", "requests", "Requests that wait to start or, preempted, to go on, by "
+        "waiting", "Requests that wait in the engine", "requests", "Requests that wait to start or, preempted, to go on, by "
         "tier. The engine brings these numbers up to date four times a second.", window.times,
         by_label(window, metrics.WAITING.name, "tier", model=model), by_tier=True,
     )  # fmt: skip
     yield Timeline(
-        "running", "Running", "requests", "Requests that hold KV pages, and how many may.", window.times,
+        "running", "Running requests", "requests", "Requests that hold KV pages, and how many may.", window.times,
         {"running": now(metrics.RUNNING)}, limits={"slots": now(metrics.SLOTS)},
     )  # fmt: skip
     pages = {"used": now(metrics.PAGES_USED), "cached, free to take": now(metrics.PAGES_CACHED)}
@@ -114,7 +114,7 @@ def _other(window: Window, model: str) -> Iterator[Timeline]:
     served = rise("request_success")
     waited, computed = (per(rise(f"{part}_duration_us"), served) / 1000 for part in ("queue", "compute_infer"))
     yield Timeline(
-        "pending", "Waiting in Triton's queue", "requests", "Requests that no instance has taken yet.", window.times,
+        "pending", "Requests that wait in Triton's queue", "requests", "Requests that no instance has taken yet.", window.times,
         {"waiting": total(window, "nv_inference_pending_request_count", model=model)},
     )  # fmt: skip
     yield Timeline(
