@@ -29,6 +29,7 @@ def over_time(axes: Axes, loaded: float, ended: float) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda at, _: f"{at / unit:g}"))
     axes.set_xlabel(f"time since the load began ({name})")
     if ended > loaded:
+        axes.set_xlabel(f"{axes.get_xlabel()}; grey: after its end")
         axes.axvspan(loaded, ended, color=GRID, alpha=0.5, linewidth=0, zorder=0)
 
 

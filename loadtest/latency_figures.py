@@ -44,9 +44,9 @@ def distribution(
         return entries
 
     about = (
-        "The curve passes through every sample: right of P99 is the slowest hundredth, and it ends at the slowest, or "
-        "where requests were refused or failed (lost). Dashed: the promise, up to its percentile (square). Dot: what was "
-        "measured there, with the 95 % interval it lies in; dotted where no end of that is known."
+        "Right of P99 is the slowest hundredth. The curve ends at the slowest of all, or rises where the rest were "
+        "refused or failed (lost). Dashed: the promise, up to its percentile (square). Dot: what was measured there, "
+        "in its 95 % interval; dotted where no end of that is known."
     )
     return picture(f"{model}-{metric}", f"{model}: {WORDS[metric]}", about, draw)
 

@@ -63,7 +63,7 @@ def _requests(metric: str, tiers: ByTier, frame: Frame) -> tuple[Dots, str]:
 
     return (
         draw,
-        "A dot for each request, at the moment it should have been sent; at the top those that were refused or failed (lost).",
+        "A dot for each request, when it should have been sent; at the top those that were refused or failed (lost).",
     )
 
 

@@ -76,7 +76,7 @@ class _Drawing:
             self._line(axes, values, FAINT, 0.7)
             seen += [*values[self._shown]]
         if of.faint:
-            entries.append(line(f"each of {len(of.faint)}", FAINT, width=0.9))
+            entries.append(line(f"each of {len(of.faint)} {next(iter(of.faint)).split()[0]}s", FAINT, width=0.9))
         named = self._coloured()
         if of.stacked:
             entries += self._stack(axes, named)

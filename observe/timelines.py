@@ -71,8 +71,8 @@ def _llm(window: Window, model: str) -> Iterator[Timeline]:
         return total(window, metric.name, model=model)
 
     yield Timeline(
-        "waiting", "Requests that wait in the engine", "requests", "Requests that wait to start or, preempted, to go on, by "
-        "tier. The engine brings these numbers up to date four times a second.", window.times,
+        "waiting", "Requests that wait in the engine", "requests", "To start or, preempted, to go on. The "
+        "engine brings these numbers up to date four times a second.", window.times,
         by_label(window, metrics.WAITING.name, "tier", model=model), by_tier=True,
     )  # fmt: skip
     yield Timeline(
@@ -81,7 +81,7 @@ def _llm(window: Window, model: str) -> Iterator[Timeline]:
     )  # fmt: skip
     pages = {"used": now(metrics.PAGES_USED), "cached, free to take": now(metrics.PAGES_CACHED)}
     yield Timeline(
-        "pages", "KV pages", "pages", "Leased by running requests, and kept for the prefix that they hold.",
+        "pages", "KV pages", "pages", "Leased by running requests, and kept for the prefixes in them.",
         window.times, pages, limits={"all pages": now(metrics.PAGES_TOTAL)}, stacked=True,
     )  # fmt: skip
     yield from _steps(window, model)
@@ -114,7 +114,7 @@ def _other(window: Window, model: str) -> Iterator[Timeline]:
     served = rise("request_success")
     waited, computed = (per(rise(f"{part}_duration_us"), served) / 1000 for part in ("queue", "compute_infer"))
     yield Timeline(
-        "pending", "Requests that wait in Triton's queue", "requests", "Requests that no instance has taken yet.", window.times,
+        "pending", "Requests that wait in Triton's queue", "requests", "No instance has taken them yet.", window.times,
         {"waiting": total(window, "nv_inference_pending_request_count", model=model)},
     )  # fmt: skip
     yield Timeline(
