@@ -102,7 +102,7 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
     shown = Table(box=None, padding=(0, 2, 0, 0))
     shown.add_column("")
     for number, one in enumerate(rows, 1):
-        shown.add_column(f"{number} {one['round']}", justify="right")
+        shown.add_column(f"{number}: {one['round']}", justify="right")
     lines: list[tuple[str, Callable[[dict[str, Any]], str]]] = [
         ("served of the flood, requests/s", lambda r: f"{r['flood']['served_per_s']:.2f}"),
         ("  output tokens/s", lambda r: f"{r['flood']['output_tokens_per_s']:.0f}"),

@@ -44,7 +44,7 @@ def sample(tier: str, messages: Sequence[tuple[int, int]], outcome: str = "ok", 
 
 
 def loaded(samples: Sequence[Sample], duration: int = 10 * SECOND) -> rounds.Loaded:
-    return rounds.Loaded(samples, duration, Client(0, 0, 0), NOBODY, Path("o/1-flood"))
+    return rounds.Loaded(samples, duration, Client(0, 0, 0, began=0), NOBODY, Path("o/1-flood"))
 
 
 def test_served_counts_good_ends_within_the_load_and_tokens_as_they_came() -> None:
@@ -156,6 +156,8 @@ def test_all_rounds_on_the_real_server(
     assert ended.value.exit_code == (0 if all(bar["held"] for bar in result["bars"]) and trusted else 1)
     assert [one["round"] for one in found] == [one.name for one in ROUNDS]
     out = capsys.readouterr().out
+    pictures = {path.name for path in Path("out/rounds/1").glob("*.png")}
+    assert pictures == {"served.png", "interactive.png", "taken.png"}
     assert all(bars.line(Bar(bar["name"], bar["values"], bar["bound"], bar["limit"])) in out for bar in result["bars"])
     serial = window.read(Path(found[0]["flood"]["samples"]))
     assert max(next(iter(serial.select("gapless_running").values()))) == 1

@@ -11,7 +11,7 @@ from rich.console import Console
 from config_gen.planning.llm_options import options
 from config_gen.sla.spec import load as read_spec
 from decode.executors.model_config import ModelConfig
-from gapless import bars, rounds, rounds_report
+from gapless import bars, rounds, rounds_figures, rounds_report
 from gapless.commands.loadtest import duration_option
 from gapless.machine import describe
 from gapless.parts import REPOSITORY, find_prompts, pick_llm
@@ -51,7 +51,10 @@ def run(
         )
         measured = rounds.measure(case, told)
         runs.append([rounds_report.row(one, model) for one in measured])
+        for picture in rounds_figures.figures(measured, runs[-1], model):
+            (case.out / f"{picture.name}.png").write_bytes(picture.png)
         console.print(rounds_report.table(runs[-1]), *rounds_report.lagged(runs[-1]), sep="\n", highlight=False)
+    told(f"Pictures, raw samples and what was sampled of the server: {OUT}")
     claims = rounds_report.bars(runs)
     for claim in claims:
         told(bars.line(claim))
