@@ -142,7 +142,7 @@ def _seconds(span: Span, true: Mask) -> float:
 def _work(span: Span, gpu: str, busy: Mask) -> Tensor:
     tensor, sm, dram = (_level(span, f"{PROF}{it}_ACTIVE", gpu=gpu) for it in ("PIPE_TENSOR", "SM", "DRAM"))
     late = np.arange(len(busy)) >= len(busy) // 2
-    return Tensor(mean(tensor[busy]), mean(tensor[busy & late]), mean(sm[busy]), mean(dram[busy]))
+    return Tensor(mean(tensor), mean(tensor[busy]), mean(tensor[busy & late]), mean(sm[busy]), mean(dram[busy]))
 
 
 def _power(span: Span, gpu: str) -> Power:

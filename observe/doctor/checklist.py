@@ -88,10 +88,12 @@ def _memory(memory: Sequence[str] | None, names: set[str]) -> Check:
 
 def _tensor(facts: Facts, names: set[str]) -> Check:
     question = "Are tensor cores at work?"
-    shares = [(card.gpu, card.work.tensor) for card in facts.cards if card.work.tensor is not None]
+    sampled = [card for card in facts.cards if card.work.level is not None]
+    shares = [(card.gpu, card.work.tensor) for card in sampled if card.work.tensor is not None]
     told = "; ".join(f"{gpu}: {share:.0%} while busy" for gpu, share in shares)
     if not shares:
-        return _check(question, None, NO_DCGM if facts.cards else NO_DRIVER)
+        calm = "; ".join(f"{card.gpu}: {card.work.level:.0%}, and never fully busy" for card in sampled)
+        return _check(question, None, calm or (NO_DCGM if facts.cards else NO_DRIVER))
     return _check(question, all(share >= TENSOR for _, share in shares), told)
 
 
@@ -161,7 +163,7 @@ def _kernels(facts: Facts) -> Iterator[Check]:
     )
     pinned = facts.host.pinned
     if pinned is None:
-        yield _check("Is pinned memory used for copies?", None, "Triton was not sampled")
+        yield _check("Is pinned memory used for copies?", None, "Triton does not tell")
     else:
         good = None if not facts.cards else pinned > 0
         yield _check("Is pinned memory used for copies?", good, f"at most {show_bytes(pinned)} of Triton's pool in use")

@@ -149,8 +149,12 @@ class Crowd:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """What of a card was at work while it was busy, as shares; `tensor_late`: in the later half of the window."""
+    """What of a card was at work while it was busy, as shares; `tensor_late`: in the later half of the window.
 
+    `level` is that of tensor cores at all times.
+    """
+
+    level: float | None
     tensor: float | None
     tensor_late: float | None
     sm: float | None

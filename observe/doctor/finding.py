@@ -63,7 +63,7 @@ class Check:
 def confidence(seconds: float, effect: float, *signals: tuple[str, bool | None]) -> Confidence:
     """From what was watched, for `seconds`, how far beyond its threshold it is (`effect`, 0 to 1), and other signals.
 
-    A signal says that it is so (true), not so (false), or was not sampled (None).
+    A signal is a clause that is true, false, or unknown (None).
     """
     length = min(1.0, seconds / LONG)
     effect = min(1.0, max(0.0, effect))
@@ -72,9 +72,11 @@ def confidence(seconds: float, effect: float, *signals: tuple[str, bool | None])
     share = 0.45 + 0.2 * length + 0.2 * effect + 0.12 * bool(seen) - 0.15 * bool(against)
     reasons = [f"watched for {seconds:.0f} s" + ("" if length == 1 else f", of {LONG:.0f} s that make it sure")]
     reasons.append("far beyond the threshold" if effect > 0.5 else "not far beyond the threshold")
-    reasons += [f"so is {told}" for told in seen] + [f"but not {told}" for told in against]
+    reasons += [f"it fits that {told}" for told in seen] + [
+        f"it does not fit: not true that {told}" for told in against
+    ]
     missing = [told for told, true in signals if true is None]
-    reasons += [f"{told} was not sampled" for told in missing]
+    reasons += [f"unknown whether {told}" for told in missing]
     return Confidence(round(min(SURE, share), 2), tuple(reasons))
 
 

@@ -159,7 +159,7 @@ def latency_blind(facts: Facts, model: LlmFacts | UnaryFacts) -> Finding | None:
         "batching is blind to latency",
         model.model,
         "cause",
-        confidence(model.seconds, beyond(longer / max(1.0, more), LATER, 5), ("no queue that explains it", True)),
+        confidence(model.seconds, beyond(longer / max(1.0, more), LATER, 5), ("no queue explains it", True)),
         (
             percent(
                 f"of the compute in use in the busiest third of the window, {use[0]:.0%} in the calmest",

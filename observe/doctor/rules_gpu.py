@@ -37,7 +37,7 @@ def full_and_idle(facts: Facts, card: CardFacts) -> Finding | None:
         confidence(
             card.seconds * crowd.share,
             beyond(-crowd.compute, -IDLE, -0.15),
-            ("the driver's word, which overstates", card.source in OVERSTATED or None),
+            ("even the driver says so, which overstates", card.source in OVERSTATED or None),
         ),
         (
             percent("of the compute in use while requests waited", crowd.compute, card.source),
@@ -88,16 +88,21 @@ def not_on_tensor_cores(facts: Facts, card: CardFacts) -> Finding | None:
 def _instead(facts: Facts, card: CardFacts) -> tuple[str, str]:
     """What a card most likely does instead, and what to do; no reason where nothing points to one."""
     if (card.pcie.rate or 0) >= COPIES:
-        return "copies over PCIe", "keep data on the GPU and copy from pinned memory while computing"
+        return "it copies over PCIe", "keep data on the GPU and copy from pinned memory while computing"
     bound = [model for model, cores in facts.host.processes.items() if cores >= CORE]
     if bound and (card.work.sm is None or card.work.sm < 0.5):
         return (
-            f"the process of {listed(bound)} with a core full (host-bound)",
+            f"the process of {listed(bound)} fills a core (host-bound)",
             "do less in Python between kernels: larger batches, preparing on the GPU, CUDA graphs",
         )
-    plain = [llm.model for llm in facts.llms if llm.info.get("weights") == "fp32"]
+    plain = [
+        llm.model for llm in facts.llms if (llm.info.get("weights"), llm.info.get("device", "")[:4]) == ("fp32", "cuda")
+    ]
     if plain:
-        return f"{listed(plain)} in fp32", "serve in fp16 or bf16 (weights in the SLA file), which tensor cores take"
+        return (
+            f"{listed(plain)} computes in fp32",
+            "serve in fp16 or bf16 (weights in the SLA file), which tensor cores take",
+        )
     return (
         "",
         "see with Nsight Systems whether it copies, compiles kernels or waits for the host, and warm up what compiles",
@@ -118,7 +123,7 @@ def more_replicas(facts: Facts, card: CardFacts) -> Finding | None:
             card.seconds,
             beyond(card.compute, HOT, 1),
             ("requests wait", waits),
-            ("more than the driver's word, which overstates", None if card.source in OVERSTATED else True),
+            ("a counter of the card says so, not only the driver", None if card.source in OVERSTATED else True),
         ),
         (
             percent("of the compute in use", card.compute, card.source),

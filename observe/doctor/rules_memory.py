@@ -13,6 +13,7 @@ from observe.doctor.finding import Evidence, Finding, beyond, confidence
 from observe.doctor.say import known, number, percent
 from observe.memory_curve import Curve
 
+CROWDED, OFTEN = 3.0, 0.1  # seconds with requests waiting, and their share of the window, at least
 SHORT = 0.5  # of the samples with requests waiting, those with nearly all pages in use
 STORM, LEAST_EVICTED = 0.2, 10  # preemptions for each request that ended; preemptions
 USELESS, WORTH = 0.02, 2000  # share of prompt tokens from the cache; prompt tokens that were seen
@@ -24,7 +25,9 @@ WATCHED = 1800.0  # s, before which growth may be warming up
 def pages_short(facts: Facts, llm: LlmFacts) -> Finding | None:
     """Nearly all pages are in use while requests wait."""
     short, evicted = llm.pages.full_waiting or 0.0, llm.preemptions or 0.0
-    if llm.pages.full is None or llm.crowded < 3 or short < SHORT or (llm.slots is not None and llm.slots <= 1):
+    if llm.crowded < CROWDED or (llm.waiting_share or 0) < OFTEN or short < SHORT:
+        return None
+    if llm.slots is not None and llm.slots <= 1:
         return None
     slots_left = None if llm.full is None else llm.full < 0.5
     return Finding(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from observe.doctor.facts import ClientFacts, Facts, LlmFacts, TierFacts, UnaryFacts
 from observe.doctor.finding import Finding, beyond, confidence
 from observe.doctor.rules_memory import SHORT
-from observe.doctor.say import known, number, percent, seconds
+from observe.doctor.say import known, number, part_of, percent, seconds
 
 MOSTLY = 0.5  # of the whole time of a request, spent waiting
 FELT = 0.1  # s of waiting
@@ -69,11 +69,7 @@ def in_the_scheduler(facts: Facts, llm: LlmFacts) -> Finding | None:
         "problem",
         confidence(llm.seconds, beyond(waits / max(whole, 1e-9), MOSTLY, 0.9)),
         known(
-            seconds(
-                f"{urgent.name} waits on average, of {whole * 1000:.0f} ms altogether",
-                waits,
-                "gapless_queue_seconds, gapless_e2e_seconds",
-            ),
+            part_of(f"of {urgent.name}", waits, whole, "gapless_queue_seconds, gapless_e2e_seconds"),
             number("waiting on average", llm.waiting or 0.0, "gapless_waiting"),
             number("refused for it", llm.refused, "gapless_rejects_total") if llm.refused else None,
         ),
@@ -95,11 +91,7 @@ def in_triton(facts: Facts, unary: UnaryFacts) -> Finding | None:
         "problem",
         confidence(unary.seconds, beyond(unary.queue / whole, MOSTLY, 0.9)),
         known(
-            seconds(
-                f"a request waits on average, of {whole * 1000:.3g} ms altogether",
-                unary.queue,
-                "nv_inference_queue_duration_us",
-            ),
+            part_of("", unary.queue, whole, "nv_inference_queue_duration_us"),
             None
             if unary.pending is None
             else number("waiting on average", unary.pending, "nv_inference_pending_request_count"),

@@ -5,6 +5,7 @@ Must not know how facts are measured, nor how findings are ranked.
 
 from __future__ import annotations
 
+from config_gen.sla.quantity import show_duration
 from observe.doctor.facts import Facts, LlmFacts, TierFacts
 from observe.doctor.finding import Evidence, Finding, beyond, confidence
 from observe.doctor.say import known, listed, number, percent, seconds
@@ -49,7 +50,7 @@ def tiers_missing(facts: Facts, llm: LlmFacts) -> Finding | None:
             llm.seconds,
             beyond(rest, MATTERS, 0.5),
             ("the policy is fcfs", None if policy is None else True),
-            (f"{urgent.name} over its target", late if urgent.promised else None),
+            (f"{urgent.name} is over its target", late if urgent.promised else None),
         ),
         known(
             _both("begins", urgent, other, urgent.queue.mean, other.queue.mean, "gapless_queue_seconds"),
@@ -72,7 +73,10 @@ def _both(
 ) -> Evidence | None:
     if first is None or last is None:
         return None
-    return seconds(f"{urgent.name} {what} on average after ({other.name}: {last * 1000:.0f} ms)", first, source)
+    times = [show_duration(it * 1e9) for it in (first, last)]
+    return Evidence(
+        f"{urgent.name} {what} after {times[0]} on average, {other.name} after {times[1]}", first, "s", source
+    )
 
 
 def starving(facts: Facts, llm: LlmFacts) -> Finding | None:
@@ -84,9 +88,7 @@ def starving(facts: Facts, llm: LlmFacts) -> Finding | None:
     worst = max(found, key=lambda tier: tier.unserved)
     maybe = worst.gated is None and worst is llm.tiers[-1] and llm.info.get("policy", "weighted") == "weighted"
     meant = (
-        ("nothing that tells whether idle_below holds it back (--sla)", None)
-        if maybe
-        else ("others were served meanwhile", True)
+        ("idle_below does not hold it back (--sla tells)", None) if maybe else ("others were served meanwhile", True)
     )
     return Finding(
         "starving",

@@ -19,6 +19,12 @@ def seconds(what: str, time: float, source: str) -> Evidence:
     return Evidence(f"{what}: {show_duration(time * 1e9)}", time, "s", source)
 
 
+def part_of(who: str, waits: float, whole: float, source: str) -> Evidence:
+    """`a request … waits 3.2 s of 4 s on average`."""
+    times = [show_duration(time * 1e9) for time in (waits, whole)]
+    return Evidence(f"a request{' ' if who else ''}{who} waits {times[0]} of {times[1]} on average", waits, "s", source)
+
+
 def number(what: str, value: float, source: str, unit: str = "1") -> Evidence:
     """`…: 12`."""
     shown = f"{value:.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
