@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import erf, exp, inf, log, sqrt
 from pathlib import Path
 
@@ -34,6 +35,7 @@ def risen(rate: Level, count: int = SECONDS) -> Values:
     return 1000 + np.concatenate([[0.0], np.cumsum(level(rate, count))[:-1]])
 
 
+@lru_cache(maxsize=4096)
 def below(value: float, p50: float, p99: float) -> float:
     """Share of a lognormal length of time below `value`."""
     if value == inf:
@@ -46,13 +48,13 @@ def histogram(
     metric: metrics.Metric, rate: Level, p50: Level, p99: Level, count: int = SECONDS, **labels: str
 ) -> Texts:
     """Buckets, sum and count of what comes `rate` times a second."""
-    rates, middles, tails = level(rate, count), level(p50, count), level(p99, count)
+    rates, spreads = level(rate, count), list(zip(level(p50, count), level(p99, count), strict=True))
     found = {}
     for edge in (*metric.buckets, inf):
-        shares = np.array([below(edge, *pair) for pair in zip(middles, tails, strict=True)])
+        shares = np.array([below(edge, *spread) for spread in spreads])
         le = "+Inf" if edge == inf else str(edge)
         found[named(f"{metric.name}_bucket", le=le, **labels)] = risen(rates * shares, count)
-    means = np.array([a * exp((log(b / a) / Z99) ** 2 / 2) for a, b in zip(middles, tails, strict=True)])
+    means = np.array([a * exp((log(b / a) / Z99) ** 2 / 2) for a, b in spreads])
     found[named(f"{metric.name}_sum", **labels)] = risen(rates * means, count)
     found[named(f"{metric.name}_count", **labels)] = risen(rates, count)
     return found

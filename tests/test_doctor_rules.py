@@ -61,6 +61,8 @@ CONTENDED = Unary(pending=3.0, rate=np.where(PHASES > 0.65, 700.0, 800.0))
 CONTENDED_CARD = Card(utilization=np.where(PHASES > 0.65, 96.0, 85.0), sm=np.where(PHASES > 0.65, 0.96, 0.85))
 QUEUED = Unary(batch=1.0, pending=12 * AT + 3, queue=0.15, computing=0.02)
 
+IDLE, HOT = tier(FULL, "interactive", waiting=0.0), Card(sm=0.93, utilization=99.0, memory=0.5)
+
 SICK: dict[str, tuple[tuple[Part, ...], str, str]] = {
     "one at a time": ((SERIAL,), "one-at-a-time", "max_num_seqs"),
     "one at a time, and nothing tells the mode": ((replace(SERIAL, info=False),), "one-at-a-time", "max_num_seqs"),
@@ -85,7 +87,7 @@ SICK: dict[str, tuple[tuple[Part, ...], str, str]] = {
     "moving data": ((Unary(moving=0.03),), "moving-data", "pinned"),
     "more than is served": ((GROWING,), "too-much", "max_queue"),
     "more than is served, of another": ((Unary(pending=80 * AT),), "too-much", "plan"),
-    "full but idle": ((tier(FULL, "interactive", waiting=0.0), Card(sm=0.2, utilization=20.0, memory=0.8)), "full-idle", "max_num_seqs"),
+    "full but idle": ((IDLE, Card(sm=0.2, utilization=20.0, memory=0.8)), "full-idle", "max_num_seqs"),
     "not on tensor cores": ((Card(utilization=95.0, tensor=0.2, sm=0.6),), "not-on-tensor-cores", "Nsight"),
     "copies": ((Card(utilization=95.0, tensor=0.2, pcie=14e9),), "not-on-tensor-cores", "pinned"),
     "host-bound": ((Card(utilization=95.0, tensor=0.2, sm=0.3), Host(cores=1.0)), "not-on-tensor-cores", "Python"),
@@ -95,7 +97,7 @@ SICK: dict[str, tuple[tuple[Part, ...], str, str]] = {
     "heat": ((Card(utilization=98.0, held={"hw_thermal": 1.0}, clock=900.0),), "throttled", "airflow"),
     "a fault": ((Card(xid=np.where(AT > 0.5, 79.0, 0.0)),), "fault", "XID 79"),
     "mend memory first": ((FULL, Card(sm=0.3, utilization=30.0, memory=0.96)), "memory-first", "replicas"),
-    "more replicas": ((tier(Llm(), "interactive", waiting=4.0), Card(sm=0.93, utilization=99.0, memory=0.5)), "replicas-help", "another card"),
+    "more replicas": ((tier(Llm(), "interactive", waiting=4.0), HOT), "replicas-help", "another card"),
 }  # fmt: skip
 
 
@@ -111,7 +113,10 @@ def test_a_disease_is_named_with_evidence_and_what_to_do(case: str) -> None:
 
 OLD = tier(Llm(), "interactive", waiting=np.where(AT < 0.05, 9.0, 0.0))  # a queue that was there when the server began
 GATED = Llm(
-    tiers={"interactive": Tier(0.0), "batch": Tier(20.0, 0.1, 4.0, (30.0, 90.0), (31.0, 91.0), (0.02, 0.05), (40.0, 95.0))},
+    tiers={
+        "interactive": Tier(0.0),
+        "batch": Tier(20.0, 0.1, 4.0, (30.0, 90.0), (31.0, 91.0), (0.02, 0.05), (40.0, 95.0)),
+    },
     running=np.where(AT < 0.9, 1.0, 3.0),
 )  # fmt: skip
 HEALTHY: dict[str, tuple[Part, ...]] = {
@@ -153,7 +158,7 @@ HEALTHY: dict[str, tuple[Part, ...]] = {
         Unary(batch=2 + 6 * PHASES, rate=200 + 900 * PHASES, p99=0.02 + 0.03 * PHASES),
         Card(utilization=20 + 60 * PHASES, sm=0.2 + 0.6 * PHASES),
     ),
-    "throughput grows beyond 90 %": (replace(CONTENDED, rate=np.where(PHASES > 0.65, 850.0, 800.0), pending=0.0), CONTENDED_CARD),
+    "throughput grows beyond 90 %": (replace(CONTENDED, rate=np.where(PHASES > 0.65, 850.0, 800.0)), CONTENDED_CARD),
     "a warm-up off tensor cores": (Card(utilization=95.0, tensor=np.where(AT < 0.3, 0.05, 0.65)),),
     "decoding, bound by bandwidth": (Card(utilization=99.0, tensor=0.15, dram=0.85),),
     "near the power limit at full clocks": (Card(utilization=98.0, held={"sw_power_cap": 0.6}, clock=1940.0),),
@@ -173,7 +178,7 @@ HINTS: dict[str, tuple[tuple[Part, ...], str]] = {
     "a prefix cache without prefixes": ((Llm(hits=0.0),), "prefix-useless"),
     "allows far more than is asked": ((Llm(max_model_len=32768),), "too-wide"),
     "a slot below what the card can": ((Card(utilization=90.0, link=(4, 8, 5, 16)),), "slow-link"),
-    "near its limit, and nobody waits yet": ((Llm(), Card(sm=0.93, utilization=99.0, memory=0.5)), "replicas-help"),
+    "near its limit, and nobody waits yet": ((Llm(), HOT), "replicas-help"),
     "an old fault": ((Card(xid=31.0),), "fault"),
 }
 
@@ -190,7 +195,8 @@ def test_what_does_not_hurt_today_is_a_hint(case: str) -> None:
     [
         (replace(Llm(), prefix_cache="off", hits=0.0), "prefix-useless"),
         (replace(Llm(hits=0.0), prompts=(10.0, 30.0), tiers={"interactive": Tier(rate=0.2)}), "prefix-useless"),
-        (Llm(max_model_len=2048), "too-wide"),
+        (Llm(max_model_len=4096), "too-wide"),
+        (replace(Llm(prompts=(900.0, 6000.0)), max_model_len=32768), "too-wide"),
     ],
 )
 def test_near_misses_of_hints(llm: Llm, name: str) -> None:

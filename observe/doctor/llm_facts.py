@@ -86,7 +86,9 @@ def spread_of(span: Span, name: str, **labels: str) -> Spread:
         return span.quantile(float(q), name, **labels) if count >= samples_needed(q) else None
 
     most_of = max(counts.values(), default=0.0)
-    whole = [bound for bound in sorted(counts) if counts[bound] > most_of - 0.5 > 0]  # rates of pages are not exact
+    whole = [
+        bound for bound in sorted(counts) if counts[bound] > most_of - 0.5 > 0
+    ]  # less than half of one is rounding
     middle, high, highest = (at(Fraction(q, 100)) for q in (50, 95, 99))
     return Spread(
         count,

@@ -18,7 +18,7 @@ SHORT = 0.5  # of the samples with requests waiting, those with nearly all pages
 STORM, LEAST_EVICTED = 0.2, 10  # preemptions for each request that ended; preemptions
 USELESS, WORTH = 0.02, 2000  # share of prompt tokens from the cache; prompt tokens that were seen
 LEAST_ENDED, LEAST_PROMPT = 50, 32  # requests; tokens of a prompt that has a prefix to share
-WIDE = 4.0  # times the longest request that max_model_len allows
+WIDE, USUAL = 8.0, 4096  # times the longest request that max_model_len allows, and tokens that need no reason
 WATCHED = 1800.0  # s, before which growth may be warming up
 
 
@@ -117,7 +117,7 @@ def too_wide(facts: Facts, llm: LlmFacts) -> Finding | None:
         allowed = float(llm.info.get("max_model_len", ""))
     except ValueError:
         return None
-    if llm.prompts.count < 100 or not longest or allowed < WIDE * longest or allowed <= 2048:
+    if llm.prompts.count < 100 or not longest or allowed < WIDE * longest or allowed <= USUAL:
         return None
     return Finding(
         "too-wide",

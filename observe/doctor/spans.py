@@ -19,6 +19,7 @@ from observe.series import Series
 from observe.window import Values, Window, histogram_quantile
 
 GAP, LEAST_GAP = 5.0, 5.0  # a gap is longer than so many usual intervals, and than so many seconds
+MOST = 1e18  # bytes or microseconds of a counter
 Mask = NDArray[np.bool_]
 Named = Mapping[str, Sequence[tuple[Series, Values]]]
 
@@ -32,9 +33,10 @@ class Span:
 
     @classmethod
     def of(cls, window: Window) -> Span:
+        """Numbers that no server tells, below 0 or beyond MOST, are as if they were missing."""
         named: dict[str, list[tuple[Series, Values]]] = defaultdict(list)
         for series, values in window.values.items():
-            named[series.name].append((series, np.where(np.isinf(values), np.nan, values)))
+            named[series.name].append((series, np.where((values >= 0) & (values <= MOST), values, np.nan)))
         return cls(window.times, named)
 
     @cached_property
@@ -167,4 +169,7 @@ def summed(parts: Iterable[Values]) -> float | None:
 
 
 def quotient(above: float | None, below: float | None) -> float | None:
-    return None if above is None or below is None or below <= 0 else above / below
+    """None where it is unknown, or no number."""
+    if above is None or below is None or below <= 1 / MOST:
+        return None
+    return above / below
