@@ -14,10 +14,13 @@ from typing import Any
 from rich.table import Table
 
 from config_gen.percentiles import percentile
-from config_gen.sla.spec import LlmModel
+from config_gen.sla.spec import LlmModel, Spec
 from gapless.bars import Bar, ratio
 from gapless.rounds import FLOOD_FOR, Measured
+from observe.doctor import diagnosis
+from observe.doctor.gather import DoctorError
 from observe.use import Use
+from observe.window import Window
 
 MORE = 3.75  # times the requests/s of round 1 that round 3 serves at saturation, as was told: 30 over 8
 SOONER = 0.29  # of round 1's P99 that interactive has in round 4, as was told: 0.8 s over 2.8 s
@@ -26,7 +29,7 @@ P50, P99 = Fraction(50, 100), Fraction(99, 100)
 SETTLED = FLOOD_FOR // 3  # ns
 
 
-def row(measured: Measured, model: LlmModel) -> dict[str, Any]:
+def row(measured: Measured, model: LlmModel, spec: Spec) -> dict[str, Any]:
     """The numbers of a round: requests and tokens per second, ms, shares of 1, bytes; None is infinite or unknown."""
     flood, usual = measured.flood, measured.usual
     classes = {one.tier: one for one in usual.classes(model)}
@@ -41,6 +44,7 @@ def row(measured: Measured, model: LlmModel) -> dict[str, Any]:
             "output_tokens_per_s": flood.tokens(SETTLED),
             "served_per_s_by_tier": {tier: flood.ended(SETTLED, tier) for tier in classes},
             "use": _use(Use.of(flood.window)),
+            "doctor": _diagnosis(flood.window, spec),
             "samples": str(flood.folder),
             "lagged": flood.lagged(model),
         },
@@ -54,6 +58,7 @@ def row(measured: Measured, model: LlmModel) -> dict[str, Any]:
             },
             "background": {"tier": last, "served_per_s": background[0], "output_tokens_per_s": background[1]},
             "use": _use(Use.of(usual.window)),
+            "doctor": _diagnosis(usual.window, spec),
             "samples": str(usual.folder),
             "lagged": usual.lagged(model),
         },
@@ -71,6 +76,15 @@ def _ms(ns: float | None) -> float | None:
 
 def _use(use: Use) -> dict[str, float | None]:
     return {name: value if isfinite(value) else None for name, value in asdict(use).items()}
+
+
+def _diagnosis(window: Window, spec: Spec) -> str:
+    """What is to be mended first."""
+    try:
+        told = diagnosis.diagnose(window, spec)
+    except DoctorError as error:
+        return str(error)
+    return "healthy" if told.healthy else told.findings[0].title
 
 
 def bars(runs: Sequence[Sequence[dict[str, Any]]]) -> list[Bar]:
@@ -110,6 +124,7 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
         ("  tokens a step", lambda r: _number(r["flood"]["use"]["tokens"], "{:.1f}")),
         ("  KV pages used, at most", lambda r: _number(r["flood"]["use"]["pages"], "{:.0%}")),
         ("  memory of the model", lambda r: _gib(r["flood"]["use"]["memory"])),
+        ("  the doctor says", lambda r: r["flood"]["doctor"]),
         ("usual load: E2E P50", lambda r: _seconds(r["usual"]["e2e_ms"]["p50"])),
         ("  E2E P99", lambda r: _seconds(r["usual"]["e2e_ms"]["p99"])),
         (f"  {first}: TTFT P99", lambda r: _seconds(r["usual"]["first"]["ttft_ms"]["p99"])),
@@ -117,6 +132,7 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
         ("    E2E P99", lambda r: _seconds(r["usual"]["first"]["e2e_ms"]["p99"])),
         ("  background tokens/s", lambda r: f"{r['usual']['background']['output_tokens_per_s']:.1f}"),
         ("  busy with steps", lambda r: _number(r["usual"]["use"]["busy"], "{:.0%}")),
+        ("  the doctor says", lambda r: r["usual"]["doctor"]),
         ("told: requests/s", lambda r: r["told"]["served"]),
         ("  P99", lambda r: r["told"]["p99"]),
         ("  more", lambda r: r["told"]["other"]),

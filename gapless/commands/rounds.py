@@ -50,7 +50,7 @@ def run(
             repository, model, options(spec, model), longest, prompts, duration, load, seed + at * 10, OUT / str(at + 1)
         )
         measured = rounds.measure(case, told)
-        runs.append([rounds_report.row(one, model) for one in measured])
+        runs.append([rounds_report.row(one, model, spec) for one in measured])
         for picture in rounds_figures.figures(measured, runs[-1], model):
             (case.out / f"{picture.name}.png").write_bytes(picture.png)
         console.print(rounds_report.table(runs[-1]), *rounds_report.lagged(runs[-1]), sep="\n", highlight=False)
