@@ -74,11 +74,17 @@ def picture(name: str, title: str, about: str, draw: Callable[[Axes], Sequence[E
     with style.context(STYLE):
         figure = Figure(figsize=(WIDTH, HEIGHT))
         axes = figure.add_axes((0.1, 0.1, 0.8, 0.8))
+        axes.patch.set_gid(svg.AREA)
         _name(figure, axes, title, draw(axes))
         drawing, pixels = io.StringIO(), io.BytesIO()
         figure.savefig(drawing, format="svg", metadata={"Date": None})
         figure.savefig(pixels, format="png", dpi=PNG_DPI, metadata={"Title": title, "Description": about})
     return Picture(name, title, about, svg.inline(drawing.getvalue(), name, title, about), pixels.getvalue())
+
+
+def nothing(axes: Axes, why: str) -> None:
+    """Says why there is no line."""
+    axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center", va="center", fontsize=10, color=INK)
 
 
 def colours(tiers: Iterable[str]) -> dict[str, str]:
