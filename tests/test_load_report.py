@@ -90,8 +90,8 @@ def read(path: Path, report: Report) -> Written:
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Written:
-    return read(*written(tmp_path_factory.mktemp("run"), samples()))
+def page(load_page: tuple[Path, Report]) -> Written:
+    return read(*load_page)
 
 
 @pytest.fixture(scope="module")
@@ -170,9 +170,10 @@ def test_every_plot_is_in_the_page_with_words_and_beside_it_as_a_picture(page: W
         assert drawing.attributes["aria-labelledby"] == f"{title.attributes['id']} {about.attributes['id']}"
         assert title.text and about.text == caption.text
         named.add(figure.attributes["id"].removeprefix("plot-"))
-    chat = "ttft ttft-over-time itl itl-over-time e2e e2e-over-time rate tokens in-flight errors".split()
-    inside = "waiting running pages step-time steps".split()
-    embed, machine = "e2e e2e-over-time rate in-flight".split(), "cpu processes memory".split()
+    chat = ["ttft", "ttft-over-time", "itl", "itl-over-time", "e2e", "e2e-over-time"]
+    chat += ["rate", "tokens", "in-flight", "errors"]
+    inside = ["waiting", "running", "pages", "step-time", "steps"]
+    embed, machine = ["e2e", "e2e-over-time", "rate", "in-flight"], ["cpu", "processes", "memory"]
     expected = {f"chat-{it}" for it in chat + inside} | {f"embed-{it}" for it in embed}
     assert named == expected | {f"machine-{it}" for it in machine}
     assert {path.name for path in page.path.parent.iterdir()} == {f"{it}.png" for it in named} | {"report.html"}
