@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -76,8 +76,11 @@ class LoadReport:
     def _write(self, report: Report, taken: Recording) -> None:
         tiers = [*self._tiers, *(tier for _, tier in taken.sent)]
         frame = Frame.of(taken.duration, taken.samples, colours(tiers))
-        sections = [*(self._model(model, taken, frame) for model in report.models), self._machine(taken, frame)]
         engines = {model.name: timelines.engine(self.seen, model.name) for model in report.models}
+        sections = [
+            *(self._model(model, taken, frame) for model in report.models),
+            self._machine([*engines], taken, frame),
+        ]
         page = render(report, taken, sections, Setting(self._text, self._facts(report), engines))
         files = {f"{one.name}.png": one.png for section in sections for one in section.pictures}
         write_folder(self._folder, files | {PAGE: page.encode("utf-8", "replace")}, "report")
@@ -92,12 +95,12 @@ class LoadReport:
         told = [] if inside else [f"There are no timelines from inside the server: {why}."]
         return Section(model.name, model.name, pictures, told)
 
-    def _machine(self, taken: Recording, frame: Frame) -> Section:
+    def _machine(self, models: Sequence[str], taken: Recording, frame: Frame) -> Section:
         told = ["CPU and memory are of the machine that sent the load; GPUs, too, where the metrics page has none."]
         if not self.seen.select("host_process_rss_bytes", process="server"):
             told.append("No server was seen to run on it.")
         told += [f"{line}." for line in self.said if line not in self.missing]
-        found = timelines.of_machine(self.seen)
+        found = timelines.of_machine(self.seen, models)
         pictures = list(server_figures.figures("machine", found, taken.client.began, frame))
         return Section("machine", "Machine", pictures, told)
 

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from loadtest import svg
 
 WIDTH, HEIGHT = 6.4, 3.5  # inches
-LEFT, RIGHT, BOTTOM, TITLE, ROW = 0.78, 0.16, 0.5, 0.34, 0.165  # inches; a row of the legend
+LEFT, RIGHT, BOTTOM, TITLE, ROW = 0.84, 0.16, 0.5, 0.34, 0.165  # inches; a row of the legend
 LINE = 90  # characters of a row of the legend, about
 PNG_DPI = 160
 INK, FAINT, GRID = "#333333", "#a3a3a3", "#e3e3e3"

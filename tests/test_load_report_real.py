@@ -38,7 +38,7 @@ models:
     traffic: {interactive: {rate: 1/s, length: {median: 5, p95: 9}}}
 """
 # Two bursts, each of as many requests as fit one step, of 100 steps of 20 ms; texts meanwhile, of 50 ms.
-BURSTS = (0.0, 4.2)
+BURSTS = (0.0, 3.8)
 TRACE = [
     "timestamp,model,tier,prompt_tokens,output_tokens",
     *(f"{at + 0.01 * n:.2f},scripted,{('interactive', 'batch')[n % 2]},6,100" for at in BURSTS for n in range(4)),
@@ -111,7 +111,7 @@ def test_what_the_engine_did_meanwhile_is_what_was_asked(run: Run) -> None:
     assert np.nanmax(of["pages"].lines["used"]) >= 4 * 100 / 16
     assert np.nanmin(of["step-time"].lines["step"]) >= 20
     rate, span = of["steps"].lines["steps"], np.diff(of["steps"].times, prepend=of["steps"].times[0]) / 1e9
-    assert 200 <= round(np.nansum(rate * span)) <= 220  # a burst is 100 steps; its requests may begin one after another
+    assert 200 <= round(np.nansum(rate * span)) <= 220  # 100 a burst, or some more: not all begin with the same one
     assert set(of["waiting"].lines) == {"interactive", "batch"}
     texts = run.timelines("embed")
     assert np.nanmin(texts["queue"].lines["in the model"]) >= 50

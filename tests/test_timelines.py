@@ -10,8 +10,8 @@ import pytest
 from load_runs import seen
 
 from loadtest.windows import CELLS, Windows, in_flight
-from observe import timelines, window
-from observe.series import named
+from observe import curves, timelines, window
+from observe.series import Series, named
 from observe.timelines import Timeline
 from observe.window import Window
 
@@ -78,7 +78,7 @@ def test_a_model_behind_tritons_batcher_by_tritons_own_counters() -> None:
         | {named("nv_inference_pending_request_count", **labels): pending}
         for values, pending in zip(counted, (0.0, 7.0, 0.0), strict=True)
     ]
-    of = by_name(timelines.of_model(sampled(*rows), "embed"))
+    of = by_name(timelines.of_model(sampled(*rows, every=2), "embed"))
     assert same(of["queue"].lines["in the queue"], NAN, 2, NAN)
     assert same(of["queue"].lines["in the model"], NAN, 8, NAN)
     assert same(of["batch"].lines["items"], NAN, 4, NAN)
@@ -86,12 +86,16 @@ def test_a_model_behind_tritons_batcher_by_tritons_own_counters() -> None:
 
 
 def test_the_machine_by_core_by_process_and_by_gpu() -> None:
-    """Two workers of one model count as one; a GPU that is there from the second sample on has no value before."""
+    """Two workers of one model count as one, and so do all models that are not asked for.
+
+    A GPU that is there from the second sample on has no value before.
+    """
     process = {"process": "model", "model": "chat"}
     rows = [
         {named("host_cpu_percent", core=str(core)): 10.0 * core + at for core in range(11)}
         | {named("host_process_cpu_seconds_total", process="server", pid="1"): 0.5 * at}
         | {named("host_process_cpu_seconds_total", pid=pid, **process): 1.0 * at for pid in ("2", "3")}
+        | {named("host_process_cpu_seconds_total", process="model", model=f"m{n}", pid=f"4{n}"): at for n in range(9)}
         | {named("host_process_rss_bytes", pid=pid, **process): 1e9 for pid in ("2", "3")}
         | (
             {named("nvml_utilization_percent", gpu="0"): 30.0, named("nvml_memory_used_bytes", gpu="0"): 2e9}
@@ -100,12 +104,13 @@ def test_the_machine_by_core_by_process_and_by_gpu() -> None:
         )
         for at in range(3)
     ]
-    of = by_name(timelines.of_machine(sampled(*rows, every=0.5)))
+    of = by_name(timelines.of_machine(sampled(*rows, every=2.5), ["embed", "chat"]))
     assert list(of["cpu"].faint) == [f"core {core}" for core in range(11)]
     assert same(of["cpu"].lines["mean"], 50, 51, 52)
     assert {name: [*one] for name, one in of["processes"].lines.items()} == {
-        "tritonserver": pytest.approx([NAN, 1, 1], nan_ok=True),
-        "model chat": pytest.approx([NAN, 4, 4], nan_ok=True),
+        "tritonserver": pytest.approx([NAN, 0.2, 0.2], nan_ok=True),
+        "model chat": pytest.approx([NAN, 0.8, 0.8], nan_ok=True),
+        "other models": pytest.approx([NAN, 3.6, 3.6], nan_ok=True),
     }
     assert same(of["memory"].lines["model chat"], 2, 2, 2)
     assert same(of["gpu"].lines["GPU 0"], NAN, 30, 30) and same(of["gpu-memory"].lines["GPU 0"], NAN, 2, 2)
@@ -120,13 +125,37 @@ def test_tritons_own_numbers_of_a_gpu_come_first() -> None:
         named("nv_gpu_memory_total_bytes", gpu_uuid="GPU-b"): 8e9,
         named("nvml_utilization_percent", gpu="0"): 99.0,
     }
-    of = by_name(timelines.of_machine(sampled(row, row)))
+    of = by_name(timelines.of_machine(sampled(row, row), []))
     assert {name: [*one] for name, one in of["gpu"].lines.items()} == {"GPU 0": [25, 25]}
     assert [*of["gpu-memory"].limits["GPU 0, all"]] == [8, 8]
 
 
+def test_a_counter_that_comes_up_with_its_first_event_rose_from_zero_unless_the_page_was_away() -> None:
+    """The page is there without it, has it, is away, is there again; then the model is unloaded."""
+    up, at = (named("observe_up", source="Triton"), named("gapless_steps_total", model="chat"))
+    rows: list[dict[str, float]] = [{up: 1}, {up: 1, at: 7}, {up: 0}, {up: 1, at: 12}, {up: 1, at: 13}, {up: 1}]
+    assert same(curves.rises(sampled(*rows), "gapless_steps_total", model="chat"), NAN, 7, NAN, NAN, 1, 0)
+    without = [{at: value} for value in (1.0, 3.0)]
+    assert same(curves.rises(sampled({}, *without), "gapless_steps_total"), NAN, NAN, 2)
+
+
+@pytest.mark.parametrize(
+    ("times", "kept"),
+    [
+        ([0, 0.25, 1, 1.9, 2.1, 3, 3.9, 4.05, 4.5], [0, 1.9, 4.5]),  # what is left at the end is too short for itself
+        ([0, 0.25, 2, 3, 3.5], [0, 2, 3.5]),
+        ([0, 0.5, 0.6], [0, 0.6]),
+        ([0, 5, 9, 30], [0, 5, 9, 30]),
+        ([7], [7]),
+    ],
+)
+def test_counters_are_read_about_two_seconds_apart(times: list[float], kept: list[float]) -> None:
+    of = curves.thinned(window.of_samples((int(at * SECOND), {"x": at}) for at in times))
+    assert [*of.times / SECOND] == kept == [*of.values[Series("x")]]
+
+
 def test_of_nothing_there_are_no_timelines() -> None:
-    assert timelines.of_machine(window.of_samples([])) == timelines.of_model(window.of_samples([]), "chat") == []
+    assert timelines.of_machine(window.of_samples([]), []) == timelines.of_model(window.of_samples([]), "chat") == []
 
 
 def test_windows_of_a_load_end_with_it_and_rates_are_per_second() -> None:
