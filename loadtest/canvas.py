@@ -84,7 +84,7 @@ def picture(name: str, title: str, about: str, draw: Callable[[Axes], Sequence[E
 
 def nothing(axes: Axes, why: str) -> None:
     """Says why there is no line."""
-    axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center", va="center", fontsize=10, color=INK)
+    axes.text(0.5, 0.75, why, transform=axes.transAxes, ha="center", va="center", fontsize=10, color=INK)
 
 
 def colours(tiers: Iterable[str]) -> dict[str, str]:
