@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -36,7 +36,10 @@ PAGE = "report.html"
 
 
 class LoadReport:
-    """Made before the load. Raises UsageError when the folder, or the address of the metrics page, cannot be."""
+    """Made before the load. Raises UsageError when the folder, or the address of the metrics page, cannot be.
+
+    `seen` is what was sampled meanwhile, `said` what sources were missing, a line each.
+    """
 
     def __init__(self, folder: Path, metrics: str | None, url: str, sla: Path, spec: Spec) -> None:
         self.metrics = metrics or f"http://{url.rpartition(':')[0] or url}:8002/metrics"
@@ -45,8 +48,8 @@ class LoadReport:
         check_folder("report", folder)
         self._folder, self._url = folder, url
         self._sla, self._text, self._tiers = sla, sla.read_text(encoding="utf-8"), spec.tiers
-        self._seen = window.of_samples([])
-        self._said: list[str] = []
+        self.seen = window.of_samples([])
+        self.said: list[str] = []
         self._interval = SHORTEST
 
     @contextmanager
@@ -55,12 +58,12 @@ class LoadReport:
         self._interval = max(SHORTEST, duration // SAMPLES)
         with Recorder([triton(self.metrics), Nvml(), Host()], self._interval) as recorder:
             yield
-        self._seen, self._said = recorder.window, recorder.said
+        self.seen, self.said = recorder.window, recorder.said
 
     @property
     def missing(self) -> list[str]:
         """What was not seen of the server itself, a line each."""
-        return [line for line in self._said if line.startswith("Triton ")]
+        return [line for line in self.said if line.startswith("Triton ")]
 
     def finish(self, report: Report, taken: Recording, console: Console) -> None:
         """Write the page, and each of its plots as a picture beside it. Raises UsageError when they cannot be."""
@@ -73,14 +76,17 @@ class LoadReport:
     def _write(self, report: Report, taken: Recording) -> None:
         tiers = [*self._tiers, *(tier for _, tier in taken.sent)]
         frame = Frame.of(taken.duration, taken.samples, colours(tiers))
-        sections = [*(self._model(model, taken, frame) for model in report.models), self._machine(taken, frame)]
-        engines = {model.name: timelines.engine(self._seen, model.name) for model in report.models}
+        engines = {model.name: timelines.engine(self.seen, model.name) for model in report.models}
+        sections = [
+            *(self._model(model, taken, frame) for model in report.models),
+            self._machine([*engines], taken, frame),
+        ]
         page = render(report, taken, sections, Setting(self._text, self._facts(report), engines))
         files = {f"{one.name}.png": one.png for section in sections for one in section.pictures}
         write_folder(self._folder, files | {PAGE: page.encode("utf-8", "replace")}, "report")
 
     def _model(self, model: ModelReport, taken: Recording, frame: Frame) -> Section:
-        inside = timelines.of_model(self._seen, model.name)
+        inside = timelines.of_model(self.seen, model.name)
         pictures = [
             *figures.of_model(model, taken, frame),
             *server_figures.figures(model.name, inside, taken.client.began, frame),
@@ -89,12 +95,12 @@ class LoadReport:
         told = [] if inside else [f"There are no timelines from inside the server: {why}."]
         return Section(model.name, model.name, pictures, told)
 
-    def _machine(self, taken: Recording, frame: Frame) -> Section:
+    def _machine(self, models: Sequence[str], taken: Recording, frame: Frame) -> Section:
         told = ["CPU and memory are of the machine that sent the load; GPUs, too, where the metrics page has none."]
-        if not self._seen.select("host_process_rss_bytes", process="server"):
+        if not self.seen.select("host_process_rss_bytes", process="server"):
             told.append("No server was seen to run on it.")
-        told += [f"{line}." for line in self._said if line not in self.missing]
-        found = timelines.of_machine(self._seen)
+        told += [f"{line}." for line in self.said if line not in self.missing]
+        found = timelines.of_machine(self.seen, models)
         pictures = list(server_figures.figures("machine", found, taken.client.began, frame))
         return Section("machine", "Machine", pictures, told)
 
@@ -111,7 +117,7 @@ class LoadReport:
         }
 
     def _sampled(self) -> str:
-        count = len(self._seen.times)
-        took = sum(float(values.sum()) for values in self._seen.select("observe_read_seconds").values())
+        count = len(self.seen.times)
+        took = sum(float(values.sum()) for values in self.seen.select("observe_read_seconds").values())
         mean = show_duration(took / max(count, 1) * 1e9)
         return f"{count} of the server and that machine, one every {show_duration(self._interval)}; each took {mean}"

@@ -34,11 +34,13 @@ def over_time(axes: Axes, loaded: float, ended: float) -> None:
 
 
 def from_zero(axes: Axes, unit: str, values: Iterable[float]) -> None:
-    """`values` are all that must be seen; of a share the whole is, too."""
+    """`values` are all that must be seen; of a share the whole is, too. A line at 0 stands above the axis."""
     most = max((value for value in values if isfinite(value)), default=0.0)
     most = max(most, 100.0) if unit.startswith("%") else most
-    axes.set_ylim(0, 1.08 * most or 1)
-    axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10], integer=unit in WHOLE))
+    top = 1.08 * most or 1.0
+    axes.set_ylim(-0.025 * top, top)
+    ticks = MaxNLocator(6, steps=[1, 2, 2.5, 5, 10], integer=unit in WHOLE).tick_values(0, top)
+    axes.yaxis.set_major_locator(FixedLocator([tick for tick in ticks if 0 <= tick <= top]))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
     axes.set_ylabel(unit)
 

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from loadtest import svg
 
 WIDTH, HEIGHT = 6.4, 3.5  # inches
-LEFT, RIGHT, BOTTOM, TITLE, ROW = 0.78, 0.16, 0.5, 0.34, 0.165  # inches; a row of the legend
+LEFT, RIGHT, BOTTOM, TITLE, ROW = 0.84, 0.16, 0.5, 0.34, 0.165  # inches; a row of the legend
 LINE = 90  # characters of a row of the legend, about
 PNG_DPI = 160
 INK, FAINT, GRID = "#333333", "#a3a3a3", "#e3e3e3"
@@ -74,11 +74,17 @@ def picture(name: str, title: str, about: str, draw: Callable[[Axes], Sequence[E
     with style.context(STYLE):
         figure = Figure(figsize=(WIDTH, HEIGHT))
         axes = figure.add_axes((0.1, 0.1, 0.8, 0.8))
+        axes.patch.set_gid(svg.AREA)
         _name(figure, axes, title, draw(axes))
         drawing, pixels = io.StringIO(), io.BytesIO()
         figure.savefig(drawing, format="svg", metadata={"Date": None})
         figure.savefig(pixels, format="png", dpi=PNG_DPI, metadata={"Title": title, "Description": about})
     return Picture(name, title, about, svg.inline(drawing.getvalue(), name, title, about), pixels.getvalue())
+
+
+def nothing(axes: Axes, why: str) -> None:
+    """Says why there is no line."""
+    axes.text(0.5, 0.75, why, transform=axes.transAxes, ha="center", va="center", fontsize=10, color=INK)
 
 
 def colours(tiers: Iterable[str]) -> dict[str, str]:

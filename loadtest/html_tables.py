@@ -97,8 +97,8 @@ def _percentiles(summary: ClassSummary, metric: str) -> Iterator[Cell]:
         yield _duration(latency.at(q), latency.interval(q))
 
 
-_THREE = ("P50", "P95", "longest")
-LENGTHS = (*(f"prompt {it}" for it in _THREE), "cached", *(f"asked for {it}" for it in _THREE))
+_THREE = ("P50", "P95", "max")
+LENGTHS = (*(f"prompt {it}" for it in _THREE), "cached", *(f"output {it}" for it in _THREE))
 
 
 def lengths(taken: Recording) -> Iterator[Row]:

@@ -14,13 +14,14 @@ from matplotlib.axes import Axes
 
 from config_gen.sla.quantity import show_duration, show_percentile
 from loadtest import axis
-from loadtest.canvas import Entry, Picture, picture
+from loadtest.canvas import Entry, Picture, nothing, picture
 from loadtest.intervals import Interval
 from loadtest.load_figures import line
 from loadtest.verdict import Latency, Verdict
 
 WORDS = {"ttft": "time to first token (TTFT)", "itl": "gap between tokens (ITL)", "e2e": "whole request (E2E)"}
 EVERY, RANKS = 50, 600  # of the largest samples each one is drawn; of the others some, a pixel apart or less
+NONE = "no request was answered"
 DASHED = (0, (4, 2))
 Promises = Mapping[str, Verdict]  # by tier, of one metric
 
@@ -35,6 +36,8 @@ def distribution(
         tails = [0.75 / max(counts, default=1), *(0.6 * float(1 - one.q) for one in promises.values())]
         axis.by_tail(axes, min(0.08, *tails), {one.q for one in promises.values()})
         axis.latency(axes, "latency", _seen(latencies, promises))
+        if not any(one.samples and one.samples[0] < inf for one in latencies.values()):
+            nothing(axes, NONE)
         entries = []
         for tier, latency in latencies.items():
             _curve(axes, latency, colours[tier])

@@ -12,8 +12,8 @@ from math import inf, isfinite, isnan
 from matplotlib.axes import Axes
 
 from loadtest import axis
-from loadtest.canvas import Dash, Entry, Picture, picture
-from loadtest.latency_figures import DASHED, WORDS, Promises
+from loadtest.canvas import Dash, Entry, Picture, nothing, picture
+from loadtest.latency_figures import DASHED, NONE, WORDS, Promises
 from loadtest.load_figures import ByTier, Frame, line, steps
 from loadtest.samples import Sample
 
@@ -29,6 +29,8 @@ def over_time(model: str, metric: str, tiers: ByTier, promises: Promises, frame:
     def draw(axes: Axes) -> list[Entry]:
         axis.over_time(axes, frame.loaded, frame.ended)
         finite, entries = dots(axes)
+        if not finite:
+            nothing(axes, NONE)
         axis.latency(axes, "latency", [*finite, *(one.target for one in promises.values())])
         for tier, verdict in promises.items():
             axes.axhline(verdict.target, color=frame.colours[tier], linestyle=DASHED, linewidth=1)

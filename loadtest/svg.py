@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree
 
+AREA = "area"  # the id of the place of the data, which stays as a class
 SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 _HREF = f"{{{XLINK}}}href"
 _REFERENCE = re.compile(r"url\(#([^)]+)\)")
@@ -50,5 +51,8 @@ def _rename(root: ElementTree.Element, name: str) -> None:
             used |= set(_REFERENCE.findall(value))
             element.set(key, _REFERENCE.sub(rf"url(#{name}-\1)", value))
     for element in root.iter():
-        if (own := element.attrib.pop("id", None)) in used:
+        own = element.attrib.pop("id", None)
+        if own in used:
             element.set("id", f"{name}-{own}")
+        elif own == AREA:
+            element.set("class", AREA)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from config_gen.percentiles import percentile
 
 Numbers = NDArray[np.float64]
-LENGTHS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600)  # s
+LENGTHS = (0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600)  # s
 CELLS = 1200  # of a line with an end at each event: more than a plot has pixels
 
 

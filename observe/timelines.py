@@ -1,20 +1,23 @@
 """What a stretch of samples says over time, as named curves: of an LLM, of another model, of the machine.
 
-What was not sampled gives no timeline. A rate is of the stretch since the sample before, and a mean over events is
-missing where none happened. Must not know who draws them, nor when a load began.
+What was not sampled gives no timeline. Rates, and means over events, are of stretches of SPAN: an engine brings its
+counters up to date four times a second, and of shorter ones some would hold two updates and some none. A mean is
+missing where nothing happened. Must not know who draws them, nor when a load began.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import reduce
 
 import numpy as np
 
 from observe import metrics
+from observe.curves import by_label, per, per_second, risen, rises, thinned, together, total
 from observe.metrics import Metric
 from observe.window import NEVER, Times, Values, Window
+
+_SPANS = "stretches of 2 s or more"
 
 
 @dataclass(frozen=True)
@@ -50,9 +53,9 @@ def of_model(window: Window, model: str) -> list[Timeline]:
     return _known(_llm(window, model) if ours else _other(window, model))
 
 
-def of_machine(window: Window) -> list[Timeline]:
-    """Of the machine that the samples were taken on, and of its GPUs."""
-    return _known(_machine(window)) + _known(_gpus(window))
+def of_machine(window: Window, models: Collection[str]) -> list[Timeline]:
+    """Of the machine that the samples were taken on, and of its GPUs; processes of other models are told together."""
+    return _known(_machine(window, models)) + _known(_gpus(window))
 
 
 def engine(window: Window, model: str) -> dict[str, str]:
@@ -84,7 +87,7 @@ def _llm(window: Window, model: str) -> Iterator[Timeline]:
         "pages", "KV pages", "pages", "Leased by running requests, and kept for the prefixes in them.",
         window.times, pages, limits={"all pages": now(metrics.PAGES_TOTAL)}, stacked=True,
     )  # fmt: skip
-    yield from _steps(window, model)
+    yield from _steps(thinned(window), model)
 
 
 def _steps(window: Window, model: str) -> Iterator[Timeline]:
@@ -93,24 +96,25 @@ def _steps(window: Window, model: str) -> Iterator[Timeline]:
         for name in (f"{metrics.STEP.name}_count", f"{metrics.STEP.name}_sum", metrics.PREEMPTIONS.name)
     )
     yield Timeline(
-        "step-time", "Mean time of a step", "ms", "Of the steps between two samples; nothing where there was none.",
+        "step-time", "Mean time of a step", "ms", f"Of the steps in {_SPANS}; nothing where there was none.",
         window.times, {"step": 1000 * per(spent, steps)}, since=True,
     )  # fmt: skip
     yield Timeline(
-        "steps", "Steps", "per second", "Forward passes of the engine.", window.times,
-        {"steps": _per_second(window, steps)}, since=True,
+        "steps", "Steps", "per second", f"Forward passes of the engine, in {_SPANS}.", window.times,
+        {"steps": per_second(window, steps)}, since=True,
     )  # fmt: skip
     if np.nansum(lost):
         yield Timeline(
             "preemptions", "Preemptions", "per second", "Requests that lost their pages and were queued again.",
-            window.times, {"preemptions": _per_second(window, lost)}, since=True,
+            window.times, {"preemptions": per_second(window, lost)}, since=True,
         )  # fmt: skip
 
 
 def _other(window: Window, model: str) -> Iterator[Timeline]:
     def rise(name: str) -> Values:
-        return rises(window, f"nv_inference_{name}", model=model)
+        return rises(spans, f"nv_inference_{name}", model=model)
 
+    spans = thinned(window)
     served = rise("request_success")
     waited, computed = (per(rise(f"{part}_duration_us"), served) / 1000 for part in ("queue", "compute_infer"))
     yield Timeline(
@@ -118,44 +122,49 @@ def _other(window: Window, model: str) -> Iterator[Timeline]:
         {"waiting": total(window, "nv_inference_pending_request_count", model=model)},
     )  # fmt: skip
     yield Timeline(
-        "queue", "Mean time of a request in Triton", "ms", "Of requests that ended between two samples: in the queue, "
-        "and in the model.", window.times, {"in the queue": waited, "in the model": computed}, since=True,
+        "queue", "Mean time of a request in Triton", "ms", f"Of requests that ended in {_SPANS}: in the queue, and in "
+        "the model.", spans.times, {"in the queue": waited, "in the model": computed}, since=True,
     )  # fmt: skip
     yield Timeline(
-        "batch", "Mean batch", "items", "Items computed at once, of the executions between two samples.", window.times,
+        "batch", "Mean batch", "items", f"Items computed at once, in {_SPANS}.", spans.times,
         {"items": per(rise("count"), rise("exec_count"))}, since=True,
     )  # fmt: skip
 
 
-def _machine(window: Window) -> Iterator[Timeline]:
+def _machine(window: Window, models: Collection[str]) -> Iterator[Timeline]:
     cores = by_label(window, "host_cpu_percent", "core")
     each = {f"core {core}": cores[core] for core in sorted(cores, key=int)}
     mean = sum(cores.values()) / len(cores) if cores else np.full(len(window.times), NEVER)
     yield Timeline(
-        "cpu", "CPU", "% of a core", "Each core, and the mean over all, of the time between two samples.", window.times,
+        "cpu", "CPU", "% of a core", "Each core, and the mean over all, from sample to sample.", window.times,
         {"mean": np.asarray(mean)}, faint=each, since=True,
     )  # fmt: skip
-    spent, resident = (f"host_process_{what}" for what in ("cpu_seconds_total", "rss_bytes"))
-    found = _processes(window, spent)
+    spans = thinned(window)
     yield Timeline(
-        "processes", "CPU of Triton's processes", "cores", "The server, and the Python process of each model.",
-        window.times,
-        {name: _per_second(window, rises(window, spent, **has)) for name, has in found.items()}, since=True,
+        "processes", "CPU of Triton's processes", "cores", f"Servers, and Python processes of models, in {_SPANS}.",
+        spans.times, {
+            whose: per_second(spans, rise)
+            for whose, rise in _by_process(spans, "host_process_cpu_seconds_total", models, risen).items()
+        }, since=True,
     )  # fmt: skip
+    resident = _by_process(window, "host_process_rss_bytes", models, lambda values: values)
     yield Timeline(
         "memory", "Memory of Triton's processes", "GB", "What is resident; memory that they share counts in each.",
-        window.times, {name: total(window, resident, **has) / 1e9 for name, has in found.items()},
+        window.times, {whose: one / 1e9 for whose, one in resident.items()},
     )  # fmt: skip
 
 
-def _processes(window: Window, name: str) -> dict[str, dict[str, str]]:
-    """What they are called, and the labels that select them."""
-    found: dict[str, dict[str, str]] = {}
-    for series in window.select(name):
+def _by_process(
+    window: Window, name: str, models: Collection[str], of: Callable[[Values], Values]
+) -> dict[str, Values]:
+    """Sums of what `of` makes of a name's series: all servers, each of the models, all others."""
+    parts: dict[str, list[Values]] = {}
+    for series, one in window.select(name).items():
         model = series.label("model")
-        named = {"process": "model", "model": model} if model else {"process": "server"}
-        found[f"model {model}" if model else "tritonserver"] = named
-    return dict(sorted(found.items(), key=lambda one: (one[0] != "tritonserver", one[0])))
+        whose = "tritonserver" if not model else f"model {model}" if model in models else "other models"
+        parts.setdefault(whose, []).append(of(one))
+    order = ["tritonserver", *(f"model {model}" for model in models), "other models"]
+    return {whose: together(parts[whose], len(window.times)) for whose in order if whose in parts}
 
 
 def _gpus(window: Window) -> Iterator[Timeline]:
@@ -181,41 +190,3 @@ def _gpus(window: Window) -> Iterator[Timeline]:
         lines(f"{prefix}_memory_used_bytes", 1e9), limits=lines(f"{prefix}_memory_total_bytes", 1e9, ", all"),
     )  # fmt: skip
     yield Timeline("gpu-power", "GPU power", "W", "Drawn at the moment.", window.times, lines(power))
-
-
-def total(window: Window, name: str, **labels: str) -> Values:
-    """Sum over the series of a name at each sample; NaN where none is there."""
-    return _sum(list(window.select(name, **labels).values()), len(window.times))
-
-
-def by_label(window: Window, name: str, label: str, **labels: str) -> dict[str, Values]:
-    """The same for each value of a label, which are sorted."""
-    parts: dict[str, list[Values]] = {}
-    for series, one in window.select(name, **labels).items():
-        parts.setdefault(series.label(label), []).append(one)
-    return {value: _sum(parts[value], len(window.times)) for value in sorted(parts)}
-
-
-def rises(window: Window, name: str, **labels: str) -> Values:
-    """How much the counters of a name rose together since the sample before; a fall is a restart from 0."""
-    return _sum([_rise(one) for one in window.select(name, **labels).values()], len(window.times))
-
-
-def per(amount: Values, events: Values) -> Values:
-    """Amount an event; NaN where there was none."""
-    return np.divide(amount, events, out=np.full(len(events), NEVER), where=events > 0)
-
-
-def _rise(values: Values) -> Values:
-    steps = np.diff(values, prepend=NEVER)
-    return np.where(steps < 0, values, steps)
-
-
-def _per_second(window: Window, rise: Values) -> Values:
-    return per(rise, np.diff(window.times, prepend=window.times[:1]) / 1e9)
-
-
-def _sum(parts: list[Values], length: int) -> Values:
-    """At each sample of those that are there."""
-    nothing = np.full(length, NEVER)
-    return reduce(lambda a, b: np.where(np.isnan(a), b, np.where(np.isnan(b), a, a + b)), parts, nothing)

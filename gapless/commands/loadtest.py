@@ -123,9 +123,10 @@ def _page(folder: Path | None, metrics: str | None, url: str, sla: Path, spec: S
     try:
         from gapless.load_report import LoadReport  # what samples and draws takes a second to import
     except ModuleNotFoundError as missing:
-        if missing.name is None or missing.name.split(".")[0] in ROOMS:
+        package = (missing.name or "").split(".")[0]
+        if package in ("", *ROOMS):
             raise
-        told = f"--report: needs the package {missing.name}; pip install 'gapless[loadtest,observe]'"
+        told = f"--report: needs the package {package}; pip install 'gapless[loadtest,observe]'"
         raise UsageError(told) from None
     return LoadReport(folder, metrics, url, sla, spec)
 
