@@ -92,7 +92,7 @@ class Llm:
     running: Level = 6.0
     pages: Level = 0.3
     steps: Level = 30.0
-    tokens: float = 5.0  # a step
+    tokens: Level = 5.0  # a step
     step: tuple[Level, Level] = (0.02, 0.05)
     preemptions: Level = 0.0
     hits: float = 0.3
@@ -108,7 +108,7 @@ class Llm:
             named("gapless_pages_total", **me): level(1000),
             named("gapless_healthy", **me): level(1),
             named("gapless_steps_total", **me): risen(self.steps),
-            named("gapless_output_tokens_total", **me): risen(self.tokens * level(self.steps)),
+            named("gapless_output_tokens_total", **me): risen(level(self.tokens) * level(self.steps)),
             named("gapless_preemptions_total", **me): risen(self.preemptions),
             named("gapless_prompt_tokens_total", **me): risen(60 * ended),
             named("gapless_prefix_hit_tokens_total", **me): risen(60 * ended * self.hits),

@@ -61,6 +61,9 @@ CONTENDED = Unary(pending=3.0, rate=np.where(PHASES > 0.65, 700.0, 800.0))
 CONTENDED_CARD = Card(utilization=np.where(PHASES > 0.65, 96.0, 85.0), sm=np.where(PHASES > 0.65, 0.96, 0.85))
 QUEUED = Unary(batch=1.0, pending=12 * AT + 3, queue=0.15, computing=0.02)
 
+HALF = tier(MIXED, "interactive", queue=(0.35, 1.0), ttft=(0.5, 1.3))  # as long as measured, and told to be fcfs
+CALM = Llm(running=8 + 24 * PHASES, tokens=8 + 24 * PHASES, steps=240 / (8 + 23 * PHASES))
+BLIND_LLM = tier(CALM, "interactive", itl=(0.03 + 0.06 * PHASES, 0.06 + 0.24 * PHASES))
 IDLE, HOT = tier(FULL, "interactive", waiting=0.0), Card(sm=0.93, utilization=99.0, memory=0.5)
 
 SICK: dict[str, tuple[tuple[Part, ...], str, str]] = {
@@ -75,10 +78,12 @@ SICK: dict[str, tuple[tuple[Part, ...], str, str]] = {
     "one a batch": ((QUEUED,), "one-at-a-time", "max_batch_size"),
     "slots tight": ((FULL, Host(cpu=60.0)), "slots-tight", "max_num_seqs"),
     "latency-blind batching": ((BLIND, BLIND_CARD), "latency-blind", "max_batch_size"),
+    "latency-blind batching of tokens": ((BLIND_LLM, BLIND_CARD), "latency-blind", "max_num_seqs"),
     "throughput falls": ((CONTENDED, CONTENDED_CARD), "falls-beyond", "max_queue"),
     "short of pages": ((SHORT,), "pages-short", "kv_cache_memory"),
     "preemption storm": ((Llm(preemptions=2.0, pages=0.84),), "preemption-storm", "kv_cache_memory"),
     "tiers missing": ((MIXED,), "tiers-missing", "idle_below"),
+    "tiers missing, and the background waits longer": ((HALF,), "tiers-missing", "idle_below"),
     "tiers missing, by numbers alone": ((replace(MIXED, info=False),), "tiers-missing", "weighted"),
     "one tier starves": ((STARVING,), "starving", "weight"),
     "long prompts": ((LONG,), "long-prompts", "max_long"),
@@ -131,6 +136,8 @@ HEALTHY: dict[str, tuple[Part, ...]] = {
     "nothing but the driver": (Card(tensor=None, sm=None, dram=None),),
     "nothing but the machine": (Host(),),
     "MIG: no utilization, no profiling": (Llm(), Card(utilization=None, tensor=None, sm=None, dram=None)),
+    "larger batches in the same time": (CALM, BLIND_CARD),
+    "the background waits longer, and nobody tells the policy": (replace(HALF, info=False),),
     "one slot, and nobody waits": (replace(SERIAL, tiers={"interactive": Tier(0.0)}),),
     "one runs, and who waits waits for gaps": (GATED,),
     "waited at first": (OLD,),

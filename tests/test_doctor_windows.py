@@ -140,6 +140,41 @@ def test_restarts_and_missing_sources_are_told() -> None:
     assert any(note.startswith("Not sampled: NVML.") for note in notes)
 
 
+def curve(values: np.ndarray, name: str, **of: str) -> Window:
+    """A memory over an hour, a sample every ten seconds."""
+    series = {named(name, **of): values, named("nvml_memory_total_bytes", gpu="0"): np.full(len(values), 80e9)}
+    return of_samples(samples(series, interval=10 * 10**9))
+
+
+HOUR = np.arange(361) / 360
+NOISE = np.random.default_rng(0).normal(0, 5e7, 361)
+USED = "nvml_memory_used_bytes"
+
+
+def test_a_leak_takes_half_an_hour_to_be_told_from_warming_up() -> None:
+    leaking = curve(62e9 + 2e9 * HOUR + NOISE, USED, gpu="0")
+    [finding] = diagnose(leaking).findings
+    assert (finding.name, finding.about, finding.severity) == ("leak", "GPU 0", "problem")
+    early = leaking.between(0, int(leaking.times[170]))
+    assert diagnose(early).findings == ()
+    assert {it.question: it.answer for it in diagnose(early).checks}["Is the memory curve calm?"] == "unknown"
+    calm = diagnose(curve(62e9 + NOISE, USED, gpu="0"))
+    assert calm.findings == () and {it.question: it.answer for it in calm.checks}["Is the memory curve calm?"] == "yes"
+    warm = diagnose(curve(62e9 + 4e9 * (1 - np.exp(-20 * HOUR)) + NOISE, USED, gpu="0"))
+    assert warm.findings == ()
+    pages = diagnose(curve(100 + 800 * HOUR, "gapless_pages_used", model="chat"))
+    assert pages.findings == ()  # a pool that fills
+
+
+def test_gpus_that_only_triton_tells_of() -> None:
+    of = {"gpu_uuid": "GPU-7"}
+    card = {named("nv_gpu_utilization", **of): 0.2, named("nv_gpu_memory_used_bytes", **of): 60e9}
+    card |= {named("nv_gpu_memory_total_bytes", **of): 80e9}
+    series = texts(SERIAL) | {text: np.full(SECONDS, value) for text, value in card.items()}
+    [cause] = diagnose(of_samples(samples(series))).findings
+    assert ("GPU GPU-7", "full-idle") in {(it.about, it.name) for it in cause.symptoms}
+
+
 @pytest.mark.parametrize("count", [0, 1, 2, 9])
 def test_too_short_a_window_says_how_long_it_must_be(count: int) -> None:
     with pytest.raises(DoctorError, match=rf"^holds {count} samples? over \d+ s; at least 10 over 10 s are needed"):
