@@ -2,31 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from doctor_windows import SECONDS, Card, Host, Llm, Part, Tier, Unary, level, window
+from doctor_scenes import (
+    AT,
+    BLIND,
+    BLIND_CARD,
+    BLIND_LLM,
+    CALM,
+    CONTENDED,
+    CONTENDED_CARD,
+    FULL,
+    GATED,
+    GROWING,
+    HALF,
+    HOT,
+    IDLE,
+    LONG,
+    MIXED,
+    OLD,
+    PHASES,
+    QUEUED,
+    SERIAL,
+    SHORT,
+    STARVING,
+    WAITS,
+    everything,
+    tier,
+)
+from doctor_series import SECONDS
+from doctor_windows import Card, Host, Llm, Part, Tier, Unary, window
 
 from config_gen.sla.spec import Spec, parse
-from observe.doctor.diagnosis import Diagnosis, diagnose
-from observe.doctor.finding import Finding
+from observe.doctor.diagnosis import diagnose
+from observe.doctor.finding import confidence
 
-AT = np.arange(SECONDS) / (SECONDS - 1)  # from 0 to 1
-WAITS = {"queue": (3.0, 8.0), "ttft": (3.1, 8.2), "e2e": (4.0, 10.0)}
-LATE = {"interactive": Tier(14.0, 1.0, 30.0, **WAITS), "batch": Tier(5.0, 0.4, 30.0, **WAITS)}
-SERIAL = Llm(tiers=LATE, policy="fcfs", mode="serial", slots=1, running=1.0, tokens=0.95, steps=50.0, pages=0.05)
-FULL = Llm(tiers=LATE, running=32.0, pages=0.5, tokens=24.0)
-MIXED = Llm(
-    tiers={
-        "interactive": Tier(3.0, 4.0, 70.0, (0.7, 2.0), (0.9, 2.4), (0.05, 0.1), (2.0, 5.0)),
-        "batch": Tier(20.0, 1.5, 90.0, (0.9, 2.5), (1.2, 3.0), (0.05, 0.1), (9.0, 20.0)),
-    },
-    policy="fcfs",
-    running=30.0,
-    slots=64,
-)
 SLA = parse("""
 gapless: 1
 tiers: {interactive: {weight: 8}, batch: {weight: 1, idle_below: 40%}}
@@ -39,32 +51,6 @@ models:
       interactive: {rate: 2/s, prompt: {median: 40, p95: 160}, output: {median: 16, p95: 48}, shared_prefix: 100}
 """)
 
-
-def everything(diagnosis: Diagnosis) -> Iterator[Finding]:
-    for finding in diagnosis.findings:
-        yield finding
-        yield from finding.symptoms
-
-
-def tier(llm: Llm, name: str, **changes: object) -> Llm:
-    return replace(llm, tiers={**llm.tiers, name: replace(llm.tiers[name], **changes)})  # type: ignore[arg-type]
-
-
-STARVING = tier(Llm(), "batch", waiting=12.0, service=0.0, rate=0.0)
-SHORT = tier(Llm(pages=0.97, preemptions=1.0), "interactive", waiting=5.0, queue=(2.0, 5.0), e2e=(3.0, 8.0))
-LONG = tier(Llm(prompts=(60.0, 3000.0), step=(0.02, 0.4)), "interactive", itl=(0.02, 0.35))
-GROWING = tier(Llm(running=32.0), "interactive", waiting=60 * AT)
-PHASES = np.repeat([0.0, 1.0, 0.2, 0.9, 0.4, 0.7, 0.1, 1.0, 0.3, 0.8, 0.0, 0.6], SECONDS // 12)  # load by part
-BLIND = Unary(batch=8 + 24 * PHASES, rate=800 + 40 * PHASES, p99=0.022 + 0.07 * PHASES, queue=0.002, computing=0.02)
-BLIND_CARD = Card(utilization=60 + 25 * PHASES, sm=0.6 + 0.25 * PHASES)
-CONTENDED = Unary(pending=3.0, rate=np.where(PHASES > 0.65, 700.0, 800.0))
-CONTENDED_CARD = Card(utilization=np.where(PHASES > 0.65, 96.0, 85.0), sm=np.where(PHASES > 0.65, 0.96, 0.85))
-QUEUED = Unary(batch=1.0, pending=12 * AT + 3, queue=0.15, computing=0.02)
-
-HALF = tier(MIXED, "interactive", queue=(0.35, 1.0), ttft=(0.5, 1.3))  # as long as measured, and told to be fcfs
-CALM = Llm(running=8 + 24 * PHASES, tokens=8 + 24 * PHASES, steps=240 / (8 + 23 * PHASES))
-BLIND_LLM = tier(CALM, "interactive", itl=(0.03 + 0.06 * PHASES, 0.06 + 0.24 * PHASES))
-IDLE, HOT = tier(FULL, "interactive", waiting=0.0), Card(sm=0.93, utilization=99.0, memory=0.5)
 
 SICK: dict[str, tuple[tuple[Part, ...], str, str]] = {
     "one at a time": ((SERIAL,), "one-at-a-time", "max_num_seqs"),
@@ -116,14 +102,6 @@ def test_a_disease_is_named_with_evidence_and_what_to_do(case: str) -> None:
     assert len(found[0].evidence) >= 1 and all(it.source for it in found[0].evidence)
 
 
-OLD = tier(Llm(), "interactive", waiting=np.where(AT < 0.05, 9.0, 0.0))  # a queue that was there when the server began
-GATED = Llm(
-    tiers={
-        "interactive": Tier(0.0),
-        "batch": Tier(20.0, 0.1, 4.0, (30.0, 90.0), (31.0, 91.0), (0.02, 0.05), (40.0, 95.0)),
-    },
-    running=np.where(AT < 0.9, 1.0, 3.0),
-)  # fmt: skip
 HEALTHY: dict[str, tuple[Part, ...]] = {
     "busy": (Llm(), Unary(), Card(), Host()),
     "idle": (
@@ -253,11 +231,8 @@ def test_of_tiers_that_nobody_declared_the_assumption_is_told() -> None:
 
 
 def test_confidence_grows_with_length_effect_and_what_fits() -> None:
-    from observe.doctor.finding import confidence
-
     base = confidence(30.0, 0.2).share
     assert confidence(60.0, 0.2).share > base and confidence(30.0, 0.9).share > base
     assert confidence(30.0, 0.2, ("it rains", True)).share > base > confidence(30.0, 0.2, ("it rains", False)).share
     assert confidence(30.0, 0.2, ("it rains", None)).share == base
     assert confidence(1e9, 1.0, ("it rains", True)).share < 1
-    assert level(1.0).shape == (SECONDS,)
