@@ -32,6 +32,7 @@ def tier(llm: Llm, name: str, **changes: object) -> Llm:
     return replace(llm, tiers={**llm.tiers, name: replace(llm.tiers[name], **changes)})  # type: ignore[arg-type]
 
 
+HUNG = Llm(tiers={"interactive": Tier(7.0, 0.0, 0.0), "batch": Tier(2.0, 0.0, 0.0)}, running=1.0, steps=0.0)
 STARVING = tier(Llm(), "batch", waiting=12.0, service=0.0, rate=0.0)
 SHORT = tier(Llm(pages=0.97, preemptions=1.0), "interactive", waiting=5.0, queue=(2.0, 5.0), e2e=(3.0, 8.0))
 LONG = tier(Llm(prompts=(60.0, 3000.0), step=(0.02, 0.4)), "interactive", itl=(0.02, 0.35))

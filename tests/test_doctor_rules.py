@@ -19,6 +19,7 @@ from doctor_scenes import (
     GROWING,
     HALF,
     HOT,
+    HUNG,
     IDLE,
     LONG,
     MIXED,
@@ -72,6 +73,7 @@ SICK: dict[str, tuple[tuple[Part, ...], str, str]] = {
     "tiers missing, and the background waits longer": ((HALF,), "tiers-missing", "idle_below"),
     "tiers missing, by numbers alone": ((replace(MIXED, info=False),), "tiers-missing", "weighted"),
     "one tier starves": ((STARVING,), "starving", "weight"),
+    "hangs": ((HUNG,), "hangs", "restart"),
     "long prompts": ((LONG,), "long-prompts", "max_long"),
     "scheduler queues": ((tier(Llm(running=20.0), "interactive", waiting=4.0, **WAITS),), "queue-scheduler", "plan"),
     "Triton queues": ((Unary(batch=8.0, pending=40.0, queue=0.2),), "queue-triton", "instances"),
@@ -194,6 +196,10 @@ def test_a_cause_carries_the_symptoms_that_it_explains() -> None:
     assert [(it.about, it.title) for it in diagnosis.findings] == [("chat", "one request at a time")]
     told = {(it.about, it.title) for it in diagnosis.findings[0].symptoms}
     assert {("GPU 0", "full but idle"), ("chat", "requests queue in the scheduler"), ("chat", "tiers missing")} <= told
+
+
+def test_an_engine_that_hangs_is_not_taken_for_one_that_serves_one_by_one() -> None:
+    assert [it.name for it in everything(diagnose(window(HUNG)))] == ["hangs"]
 
 
 def test_evidence_has_the_numbers_of_the_window() -> None:

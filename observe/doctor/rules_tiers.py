@@ -116,6 +116,25 @@ def _patience(llm: LlmFacts, tier: TierFacts) -> float:
     return GATED if tier.gated else max(SHORTEST, min(STARVED, llm.seconds / 2))
 
 
+def hangs(facts: Facts, llm: LlmFacts) -> Finding | None:
+    """Requests wait, and no step is made at all."""
+    longest = max((tier.unserved for tier in llm.tiers), default=0.0)
+    if llm.steps or longest < SHORTEST or longest < llm.seconds / 2:
+        return None
+    return Finding(
+        "hangs",
+        "requests wait and nothing is computed",
+        llm.model,
+        "cause",
+        confidence(longest, beyond(longest, SHORTEST, STARVED)),
+        (
+            seconds("requests waited without any service", longest, "gapless_waiting, gapless_service_total"),
+            number("steps", llm.steps, "gapless_steps_total"),
+        ),
+        f"read the launcher's output and the server's log about {llm.model}, keep both, and restart it",
+    )
+
+
 def urgent_late(facts: Facts, llm: LlmFacts) -> Finding | None:
     """The SLA file's targets, by the histograms that have them as edges."""
     late = [(tier, missed) for tier in llm.tiers for missed in tier.missed]
