@@ -198,6 +198,15 @@ def test_a_cause_carries_the_symptoms_that_it_explains() -> None:
     assert {("GPU 0", "full but idle"), ("chat", "requests queue in the scheduler"), ("chat", "tiers missing")} <= told
 
 
+def test_a_prompt_beyond_the_last_bucket_is_as_long_as_that_at_least() -> None:
+    few = tier(
+        replace(LONG, prompts=(60.0, 5e6)), "interactive", rate=0.5
+    )  # 3 of 60 are beyond it, too few for a P99
+    few = replace(few, tiers={"interactive": few.tiers["interactive"]})
+    [finding] = diagnose(window(few)).findings
+    assert (finding.name, finding.evidence[0].value) == ("long-prompts", 131072)
+
+
 def test_an_engine_that_hangs_is_not_taken_for_one_that_serves_one_by_one() -> None:
     assert [it.name for it in everything(diagnose(window(HUNG)))] == ["hangs"]
 

@@ -23,7 +23,7 @@ class Spread:
     p50: float | None = None
     p95: float | None = None
     p99: float | None = None
-    longest: float | None = None  # the upper bound of the last bucket that counted something
+    longest: float | None = None  # upper bound of the last bucket that counted, the last finite one for +Inf
 
 
 @dataclass(frozen=True, slots=True)
