@@ -38,7 +38,6 @@ from doctor_windows import Card, Host, Llm, Part, Tier, Unary, window
 
 from config_gen.sla.spec import Spec, parse
 from observe.doctor.diagnosis import diagnose
-from observe.doctor.finding import confidence
 
 SLA = parse("""
 gapless: 1
@@ -199,9 +198,7 @@ def test_a_cause_carries_the_symptoms_that_it_explains() -> None:
 
 
 def test_a_prompt_beyond_the_last_bucket_is_as_long_as_that_at_least() -> None:
-    few = tier(
-        replace(LONG, prompts=(60.0, 5e6)), "interactive", rate=0.5
-    )  # 3 of 60 are beyond it, too few for a P99
+    few = tier(replace(LONG, prompts=(60.0, 5e6)), "interactive", rate=0.5)  # 3 of 60 are beyond it, too few for a P99
     few = replace(few, tiers={"interactive": few.tiers["interactive"]})
     [finding] = diagnose(window(few)).findings
     assert (finding.name, finding.evidence[0].value) == ("long-prompts", 131072)
@@ -243,11 +240,3 @@ def test_of_tiers_that_nobody_declared_the_assumption_is_told() -> None:
     others = Llm(tiers={"gold": Tier(), "silver": Tier()})
     assert any("as they appear" in note for note in diagnose(window(others)).facts.notes)
     assert diagnose(window(Llm()), SLA).facts.notes == ()
-
-
-def test_confidence_grows_with_length_effect_and_what_fits() -> None:
-    base = confidence(30.0, 0.2).share
-    assert confidence(60.0, 0.2).share > base and confidence(30.0, 0.9).share > base
-    assert confidence(30.0, 0.2, ("it rains", True)).share > base > confidence(30.0, 0.2, ("it rains", False)).share
-    assert confidence(30.0, 0.2, ("it rains", None)).share == base
-    assert confidence(1e9, 1.0, ("it rains", True)).share < 1

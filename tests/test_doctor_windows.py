@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from observe.doctor.diagnosis import diagnose
+from observe.doctor.finding import confidence
 from observe.doctor.gather import DoctorError
 from observe.series import named, parse
 from observe.window import Window, of_samples
@@ -197,3 +198,11 @@ def test_noise_does_not_make_a_healthy_server_ill(seed: int, size: float) -> Non
         else:
             series[text] = values * np.exp(random.normal(0, size, SECONDS))
     assert told(of_samples(samples(series))) == []
+
+
+def test_confidence_grows_with_length_effect_and_what_fits() -> None:
+    base = confidence(30.0, 0.2).share
+    assert confidence(60.0, 0.2).share > base and confidence(30.0, 0.9).share > base
+    assert confidence(30.0, 0.2, ("it rains", True)).share > base > confidence(30.0, 0.2, ("it rains", False)).share
+    assert confidence(30.0, 0.2, ("it rains", None)).share == base
+    assert confidence(1e9, 1.0, ("it rains", True)).share < 1
