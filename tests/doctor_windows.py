@@ -1,63 +1,18 @@
-"""Synthetic windows of a server: a language model, one that answers in one piece, a GPU, the machine, each as told.
-
-A value is one number for the whole window or an array (T,) over it; counters are given by their rates.
-"""
+"""Synthetic windows of a server: a language model, one that answers in one piece, a GPU, the machine, each as told."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
-from math import erf, exp, inf, log, sqrt
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
+from doctor_series import SECONDS, Level, Texts, histogram, level, risen
 
 from observe import metrics
 from observe.ring import Ring
 from observe.series import named
 from observe.window import Window, of_samples
-
-Values = NDArray[np.float64]
-Level = float | Values
-Texts = dict[str, Values]
-SECONDS = 120  # of a window, a sample each
-Z99 = 2.3263
-
-
-def level(value: Level, count: int = SECONDS) -> Values:
-    return np.broadcast_to(np.asarray(value, dtype=np.float64), (count,)).copy()
-
-
-def risen(rate: Level, count: int = SECONDS) -> Values:
-    """A counter that rises by `rate` a second from 1000 on."""
-    return 1000 + np.concatenate([[0.0], np.cumsum(level(rate, count))[:-1]])
-
-
-@lru_cache(maxsize=4096)
-def below(value: float, p50: float, p99: float) -> float:
-    """Share of a lognormal length of time below `value`."""
-    if value == inf:
-        return 1.0
-    sigma = max(1e-6, log(p99 / p50) / Z99)
-    return 0.5 * (1 + erf(log(value / p50) / sigma / sqrt(2)))
-
-
-def histogram(
-    metric: metrics.Metric, rate: Level, p50: Level, p99: Level, count: int = SECONDS, **labels: str
-) -> Texts:
-    """Buckets, sum and count of what comes `rate` times a second."""
-    rates, spreads = level(rate, count), list(zip(level(p50, count), level(p99, count), strict=True))
-    found = {}
-    for edge in (*metric.buckets, inf):
-        shares = np.array([below(edge, *spread) for spread in spreads])
-        le = "+Inf" if edge == inf else str(edge)
-        found[named(f"{metric.name}_bucket", le=le, **labels)] = risen(rates * shares, count)
-    means = np.array([a * exp((log(b / a) / Z99) ** 2 / 2) for a, b in spreads])
-    found[named(f"{metric.name}_sum", **labels)] = risen(rates * means, count)
-    found[named(f"{metric.name}_count", **labels)] = risen(rates, count)
-    return found
 
 
 @dataclass(frozen=True)
@@ -92,7 +47,7 @@ class Llm:
     running: Level = 6.0
     pages: Level = 0.3
     steps: Level = 30.0
-    tokens: float = 5.0  # a step
+    tokens: Level = 5.0  # a step
     step: tuple[Level, Level] = (0.02, 0.05)
     preemptions: Level = 0.0
     hits: float = 0.3
@@ -108,7 +63,7 @@ class Llm:
             named("gapless_pages_total", **me): level(1000),
             named("gapless_healthy", **me): level(1),
             named("gapless_steps_total", **me): risen(self.steps),
-            named("gapless_output_tokens_total", **me): risen(self.tokens * level(self.steps)),
+            named("gapless_output_tokens_total", **me): risen(level(self.tokens) * level(self.steps)),
             named("gapless_preemptions_total", **me): risen(self.preemptions),
             named("gapless_prompt_tokens_total", **me): risen(60 * ended),
             named("gapless_prefix_hit_tokens_total", **me): risen(60 * ended * self.hits),

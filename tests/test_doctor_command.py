@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from doctor_windows import SECONDS, Host, Llm, texts, written
-from test_doctor_rules import SERIAL
+from doctor_scenes import SERIAL
+from doctor_series import SECONDS
+from doctor_windows import Host, Llm, texts, written
 
 from gapless.cli import main
 from loadtest import recording

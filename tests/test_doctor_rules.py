@@ -2,31 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from doctor_windows import SECONDS, Card, Host, Llm, Part, Tier, Unary, level, window
+from doctor_scenes import (
+    AT,
+    BLIND,
+    BLIND_CARD,
+    BLIND_LLM,
+    CALM,
+    CONTENDED,
+    CONTENDED_CARD,
+    FULL,
+    GATED,
+    GROWING,
+    HALF,
+    HOT,
+    HUNG,
+    IDLE,
+    LONG,
+    MIXED,
+    OLD,
+    PHASES,
+    QUEUED,
+    SERIAL,
+    SHORT,
+    STARVING,
+    WAITS,
+    everything,
+    tier,
+)
+from doctor_series import SECONDS
+from doctor_windows import Card, Host, Llm, Part, Tier, Unary, window
 
 from config_gen.sla.spec import Spec, parse
-from observe.doctor.diagnosis import Diagnosis, diagnose
-from observe.doctor.finding import Finding
+from observe.doctor.diagnosis import diagnose
 
-AT = np.arange(SECONDS) / (SECONDS - 1)  # from 0 to 1
-WAITS = {"queue": (3.0, 8.0), "ttft": (3.1, 8.2), "e2e": (4.0, 10.0)}
-LATE = {"interactive": Tier(14.0, 1.0, 30.0, **WAITS), "batch": Tier(5.0, 0.4, 30.0, **WAITS)}
-SERIAL = Llm(tiers=LATE, policy="fcfs", mode="serial", slots=1, running=1.0, tokens=0.95, steps=50.0, pages=0.05)
-FULL = Llm(tiers=LATE, running=32.0, pages=0.5, tokens=24.0)
-MIXED = Llm(
-    tiers={
-        "interactive": Tier(3.0, 4.0, 70.0, (0.7, 2.0), (0.9, 2.4), (0.05, 0.1), (2.0, 5.0)),
-        "batch": Tier(20.0, 1.5, 90.0, (0.9, 2.5), (1.2, 3.0), (0.05, 0.1), (9.0, 20.0)),
-    },
-    policy="fcfs",
-    running=30.0,
-    slots=64,
-)
 SLA = parse("""
 gapless: 1
 tiers: {interactive: {weight: 8}, batch: {weight: 1, idle_below: 40%}}
@@ -40,29 +52,6 @@ models:
 """)
 
 
-def everything(diagnosis: Diagnosis) -> Iterator[Finding]:
-    for finding in diagnosis.findings:
-        yield finding
-        yield from finding.symptoms
-
-
-def tier(llm: Llm, name: str, **changes: object) -> Llm:
-    return replace(llm, tiers={**llm.tiers, name: replace(llm.tiers[name], **changes)})  # type: ignore[arg-type]
-
-
-STARVING = tier(Llm(), "batch", waiting=12.0, service=0.0, rate=0.0)
-SHORT = tier(Llm(pages=0.97, preemptions=1.0), "interactive", waiting=5.0, queue=(2.0, 5.0), e2e=(3.0, 8.0))
-LONG = tier(Llm(prompts=(60.0, 3000.0), step=(0.02, 0.4)), "interactive", itl=(0.02, 0.35))
-GROWING = tier(Llm(running=32.0), "interactive", waiting=60 * AT)
-PHASES = np.repeat([0.0, 1.0, 0.2, 0.9, 0.4, 0.7, 0.1, 1.0, 0.3, 0.8, 0.0, 0.6], SECONDS // 12)  # load by part
-BLIND = Unary(batch=8 + 24 * PHASES, rate=800 + 40 * PHASES, p99=0.022 + 0.07 * PHASES, queue=0.002, computing=0.02)
-BLIND_CARD = Card(utilization=60 + 25 * PHASES, sm=0.6 + 0.25 * PHASES)
-CONTENDED = Unary(pending=3.0, rate=np.where(PHASES > 0.65, 700.0, 800.0))
-CONTENDED_CARD = Card(utilization=np.where(PHASES > 0.65, 96.0, 85.0), sm=np.where(PHASES > 0.65, 0.96, 0.85))
-QUEUED = Unary(batch=1.0, pending=12 * AT + 3, queue=0.15, computing=0.02)
-
-IDLE, HOT = tier(FULL, "interactive", waiting=0.0), Card(sm=0.93, utilization=99.0, memory=0.5)
-
 SICK: dict[str, tuple[tuple[Part, ...], str, str]] = {
     "one at a time": ((SERIAL,), "one-at-a-time", "max_num_seqs"),
     "one at a time, and nothing tells the mode": ((replace(SERIAL, info=False),), "one-at-a-time", "max_num_seqs"),
@@ -75,12 +64,15 @@ SICK: dict[str, tuple[tuple[Part, ...], str, str]] = {
     "one a batch": ((QUEUED,), "one-at-a-time", "max_batch_size"),
     "slots tight": ((FULL, Host(cpu=60.0)), "slots-tight", "max_num_seqs"),
     "latency-blind batching": ((BLIND, BLIND_CARD), "latency-blind", "max_batch_size"),
+    "latency-blind batching of tokens": ((BLIND_LLM, BLIND_CARD), "latency-blind", "max_num_seqs"),
     "throughput falls": ((CONTENDED, CONTENDED_CARD), "falls-beyond", "max_queue"),
     "short of pages": ((SHORT,), "pages-short", "kv_cache_memory"),
     "preemption storm": ((Llm(preemptions=2.0, pages=0.84),), "preemption-storm", "kv_cache_memory"),
     "tiers missing": ((MIXED,), "tiers-missing", "idle_below"),
+    "tiers missing, and the background waits longer": ((HALF,), "tiers-missing", "idle_below"),
     "tiers missing, by numbers alone": ((replace(MIXED, info=False),), "tiers-missing", "weighted"),
     "one tier starves": ((STARVING,), "starving", "weight"),
+    "hangs": ((HUNG,), "hangs", "restart"),
     "long prompts": ((LONG,), "long-prompts", "max_long"),
     "scheduler queues": ((tier(Llm(running=20.0), "interactive", waiting=4.0, **WAITS),), "queue-scheduler", "plan"),
     "Triton queues": ((Unary(batch=8.0, pending=40.0, queue=0.2),), "queue-triton", "instances"),
@@ -111,14 +103,6 @@ def test_a_disease_is_named_with_evidence_and_what_to_do(case: str) -> None:
     assert len(found[0].evidence) >= 1 and all(it.source for it in found[0].evidence)
 
 
-OLD = tier(Llm(), "interactive", waiting=np.where(AT < 0.05, 9.0, 0.0))  # a queue that was there when the server began
-GATED = Llm(
-    tiers={
-        "interactive": Tier(0.0),
-        "batch": Tier(20.0, 0.1, 4.0, (30.0, 90.0), (31.0, 91.0), (0.02, 0.05), (40.0, 95.0)),
-    },
-    running=np.where(AT < 0.9, 1.0, 3.0),
-)  # fmt: skip
 HEALTHY: dict[str, tuple[Part, ...]] = {
     "busy": (Llm(), Unary(), Card(), Host()),
     "idle": (
@@ -131,6 +115,8 @@ HEALTHY: dict[str, tuple[Part, ...]] = {
     "nothing but the driver": (Card(tensor=None, sm=None, dram=None),),
     "nothing but the machine": (Host(),),
     "MIG: no utilization, no profiling": (Llm(), Card(utilization=None, tensor=None, sm=None, dram=None)),
+    "larger batches in the same time": (CALM, BLIND_CARD),
+    "the background waits longer, and nobody tells the policy": (replace(HALF, info=False),),
     "one slot, and nobody waits": (replace(SERIAL, tiers={"interactive": Tier(0.0)}),),
     "one runs, and who waits waits for gaps": (GATED,),
     "waited at first": (OLD,),
@@ -211,6 +197,17 @@ def test_a_cause_carries_the_symptoms_that_it_explains() -> None:
     assert {("GPU 0", "full but idle"), ("chat", "requests queue in the scheduler"), ("chat", "tiers missing")} <= told
 
 
+def test_a_prompt_beyond_the_last_bucket_is_as_long_as_that_at_least() -> None:
+    few = tier(replace(LONG, prompts=(60.0, 5e6)), "interactive", rate=0.5)  # 3 of 60 are beyond it, too few for a P99
+    few = replace(few, tiers={"interactive": few.tiers["interactive"]})
+    [finding] = diagnose(window(few)).findings
+    assert (finding.name, finding.evidence[0].value) == ("long-prompts", 131072)
+
+
+def test_an_engine_that_hangs_is_not_taken_for_one_that_serves_one_by_one() -> None:
+    assert [it.name for it in everything(diagnose(window(HUNG)))] == ["hangs"]
+
+
 def test_evidence_has_the_numbers_of_the_window() -> None:
     [finding] = diagnose(window(MIXED)).findings
     assert finding.title == "tiers missing" and finding.severity == "cause"
@@ -243,14 +240,3 @@ def test_of_tiers_that_nobody_declared_the_assumption_is_told() -> None:
     others = Llm(tiers={"gold": Tier(), "silver": Tier()})
     assert any("as they appear" in note for note in diagnose(window(others)).facts.notes)
     assert diagnose(window(Llm()), SLA).facts.notes == ()
-
-
-def test_confidence_grows_with_length_effect_and_what_fits() -> None:
-    from observe.doctor.finding import confidence
-
-    base = confidence(30.0, 0.2).share
-    assert confidence(60.0, 0.2).share > base and confidence(30.0, 0.9).share > base
-    assert confidence(30.0, 0.2, ("it rains", True)).share > base > confidence(30.0, 0.2, ("it rains", False)).share
-    assert confidence(30.0, 0.2, ("it rains", None)).share == base
-    assert confidence(1e9, 1.0, ("it rains", True)).share < 1
-    assert level(1.0).shape == (SECONDS,)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from observe.doctor.facts import CardFacts, Crowd, Fault, HostFacts, Link, Pcie, Power, Tensor
+from observe.doctor.machine import CardFacts, Crowd, Fault, HostFacts, Link, Pcie, Power, Tensor
 from observe.doctor.spans import Mask, Span, mean, most, share
 from observe.window import Values
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from observe.amounts import show_bytes
-from observe.doctor.facts import CardFacts, Facts
+from observe.doctor.facts import Facts
 from observe.doctor.finding import Answer, Check, Finding
+from observe.doctor.machine import CardFacts
 from observe.doctor.rules_batching import TOGETHER
 from observe.doctor.rules_gpu import TENSOR
 from observe.doctor.rules_tiers import HUGE, TAIL

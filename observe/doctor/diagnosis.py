@@ -28,6 +28,7 @@ OF_LLM = (
     rules_memory.too_wide,
     rules_tiers.tiers_missing,
     rules_tiers.starving,
+    rules_tiers.hangs,
     rules_tiers.urgent_late,
     rules_tiers.long_prompts,
     rules_queues.in_the_scheduler,
@@ -55,7 +56,8 @@ QUEUES = "queue-scheduler queue-pages queue-triton too-much over-target"
 # A cause with what it may explain, in the order in which they are looked for: the first one that fits takes a symptom.
 # Findings of other models are never explained; those of cards are, since all models share them.
 EXPLAINS = {
-    "fault": f"throttled {QUEUES}",
+    "fault": f"hangs throttled {QUEUES}",
+    "hangs": f"starving memory-first full-idle {QUEUES}",
     "queue-client": "queue-network",
     "one-at-a-time": f"{QUEUES} full-idle memory-first tiers-missing starving not-on-tensor-cores slots-tight",
     "throttled": f"{QUEUES} falls-beyond replicas-help",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from fractions import Fraction
+from math import isfinite
 
 import numpy as np
 
@@ -86,9 +87,8 @@ def spread_of(span: Span, name: str, **labels: str) -> Spread:
         return span.quantile(float(q), name, **labels) if count >= samples_needed(q) else None
 
     most_of = max(counts.values(), default=0.0)
-    whole = [
-        bound for bound in sorted(counts) if counts[bound] > most_of - 0.5 > 0
-    ]  # less than half of one is rounding
+    finite = [bound for bound in sorted(counts) if isfinite(bound)]
+    whole = [bound for bound in finite if counts[bound] > most_of - 0.5] or finite[-1:]  # half of one is rounding
     middle, high, highest = (at(Fraction(q, 100)) for q in (50, 95, 99))
     return Spread(
         count,
@@ -96,7 +96,7 @@ def spread_of(span: Span, name: str, **labels: str) -> Spread:
         middle,
         high,
         highest,
-        whole[0] if whole else None,
+        whole[0] if whole and most_of > 0.5 else None,
     )
 
 

@@ -34,15 +34,16 @@ def one_at_a_time(facts: Facts, llm: LlmFacts) -> Finding | None:
 
     With more slots than one somebody urgent has to wait: what starts only in gaps waits on purpose.
     """
-    if not _crowded(llm) or llm.alone is None or llm.alone < ALONE or (llm.tokens_per_step or 0) > TOGETHER:
+    if not _crowded(llm) or llm.alone is None or llm.alone < ALONE or not (llm.steps or llm.finished):
+        return None
+    if (llm.tokens_per_step or 0) > TOGETHER:
         return None
     several = llm.slots is not None and llm.slots > 1
     urgent = llm.urgent
     if several and (urgent is None or (urgent.waiting_share or 0) < WAITS or (llm.pages.peak or 0) > ROOM):
         return None
-    what = (
-        "with mode continuous" if llm.info.get("mode", "serial") == "serial" else "and look what holds its slots back"
-    )
+    serial = llm.info.get("mode", "serial") == "serial"
+    what = "with mode continuous" if serial else "and look what holds its slots back"
     return Finding(
         "one-at-a-time",
         "one request at a time",

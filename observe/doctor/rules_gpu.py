@@ -5,8 +5,9 @@ Each sees one card among all facts. Must not know how facts are measured, nor ho
 
 from __future__ import annotations
 
-from observe.doctor.facts import CardFacts, Facts
+from observe.doctor.facts import Facts
 from observe.doctor.finding import Finding, beyond, confidence
+from observe.doctor.machine import CardFacts
 from observe.doctor.say import amount, known, listed, percent
 
 IDLE, FULL = (

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from observe.doctor.facts import CardFacts, Facts
+from observe.doctor.facts import Facts
 from observe.doctor.finding import Evidence, Finding, beyond, confidence
+from observe.doctor.machine import CardFacts
 from observe.doctor.rules_gpu import BUSY_SECONDS, much_busy
 from observe.doctor.say import amount, known, number, percent
 

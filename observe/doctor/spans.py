@@ -36,7 +36,8 @@ class Span:
         """Numbers that no server tells, below 0 or beyond MOST, are as if they were missing."""
         named: dict[str, list[tuple[Series, Values]]] = defaultdict(list)
         for series, values in window.values.items():
-            named[series.name].append((series, np.where((values >= 0) & (values <= MOST), values, np.nan)))
+            fine = (values >= 0) & (values <= MOST)
+            named[series.name].append((series, values if fine.all() else np.where(fine, values, np.nan)))
         return cls(window.times, named)
 
     @cached_property
@@ -70,6 +71,8 @@ class Span:
 
     def where(self, there: Mask) -> Span:
         """As if all series had been missing at the other samples."""
+        if there.all():
+            return self
         blank = {name: [(s, np.where(there, v, np.nan)) for s, v in pairs] for name, pairs in self._named.items()}
         return Span(self.times, blank)
 
