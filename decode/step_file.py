@@ -55,7 +55,7 @@ class StepFile:
             self._regular = stat.S_ISREG(os.fstat(self._file.fileno()).st_mode)
             if self._regular:
                 self._file.truncate(0)
-                _older(path).unlink(missing_ok=True)
+                older(path).unlink(missing_ok=True)
         except BlockingIOError:
             raise ConfigError(f"step_log: {str(path)!r} is not allowed; another engine writes to it") from None
         except OSError as error:
@@ -83,11 +83,11 @@ class StepFile:
 
     def _append(self, line: bytes) -> None:
         if self._regular and self._length and self._length + len(line) > self._half:
-            os.replace(self._path, _older(self._path))
+            os.replace(self._path, older(self._path))
             self._file.close()
             self._file, self._length = self._create(), 0
             if not self._told:
-                print(f"step_log: {self._path} is full; {_older(self._path)} keeps what came before", file=sys.stderr)
+                print(f"step_log: {self._path} is full; {older(self._path)} keeps what came before", file=sys.stderr)
                 self._told = True
         if not self._length:
             self._write(_encoded_header(self._config, tuple(self._open.values())))
@@ -100,22 +100,27 @@ class StepFile:
             raise OSError(None, "the disk is full")
 
 
+def older(path: Path) -> Path:
+    """Where what was in a file goes when it is full."""
+    return Path(f"{path}.1")
+
+
 def read(path: Path) -> tuple[Header, Iterator[Entry]]:
     """The header and all entries so far, the oldest first, also while they are written. Raises StepFileError."""
     try:
-        newest = path.open("rb")  # first: it may become the older one before that is open
-        older = _older(path).open("rb") if _older(path).exists() else None
+        last = path.open("rb")  # first: it may become the older one before that is open
+        first = older(path).open("rb") if older(path).exists() else None
     except OSError as error:
         told = f"{path}: {error.strerror}; give a file that gapless serve --option step_log=FILE has written"
         raise StepFileError(told) from None
-    files = [newest] if older is None or os.path.sameopenfile(older.fileno(), newest.fileno()) else [older, newest]
+    files = [last] if first is None or os.path.sameopenfile(first.fileno(), last.fileno()) else [first, last]
     header = _header(files[0])
     return header, _entries(files)
 
 
 def newest(path: Path) -> Entry | None:
     """The last entry so far; None while there is none. Raises StepFileError."""
-    for file in (path, _older(path)):
+    for file in (path, older(path)):
         with suppress(FileNotFoundError), file.open("rb") as lines:
             lines.seek(max(0, lines.seek(0, os.SEEK_END) - LONGEST))
             whole = [line for line in lines.read().splitlines(keepends=True) if line.endswith(b"\n")]
@@ -127,10 +132,6 @@ def newest(path: Path) -> Entry | None:
 def law_steps(path: Path) -> list[Step]:
     """What the steps of such a file computed, and what they took. Raises StepFileError."""
     return list(steps(read(path)[1]))
-
-
-def _older(path: Path) -> Path:
-    return path.with_name(f"{path.name}.1")
 
 
 def _encoded_header(config: EngineConfig, started: tuple[Started, ...]) -> bytes:

@@ -105,7 +105,9 @@ class RequestTracks:
         if now > self._since:
             self._show(request)
             args: dict[str, str | int] = {"end": reason, "preemptions": request.preemptions}
-            self._writer.end(request.number, request.name, now, args | ({} if output is None else {"output": output}))
+            if output is not None:
+                args["output_tokens"] = output
+            self._writer.end(request.number, request.name, now, args)
         del self._by_name[request.name]
         if request.seq is not None:
             del self._by_seq[request.seq]
@@ -125,6 +127,6 @@ class RequestTracks:
             args: dict[str, str | int] = {
                 "tier": request.tier,
                 "prompt_tokens": request.prompt,
-                "cached": request.cached,
+                "cached_tokens": request.cached,
             }
             self._writer.begin(request.number, request.name, max(request.arrived, self._since), args)

@@ -16,6 +16,7 @@ from rich.live import Live
 from rich.markup import escape
 
 from config_gen.sla import quantity
+from decode.step_file import older
 from gapless.commands.loadtest import duration_option
 from gapless.errors import UsageError
 from gapless.results import check_outputs
@@ -91,7 +92,7 @@ def _trace(
         raise UsageError("--trace FILE, to be written, needs --steps FILE, where steps were logged; neither goes alone")
     if memory is not None:
         raise UsageError("--memory: not together with --trace; each answers a question of its own")
-    check_outputs(steps, steps.with_name(f"{steps.name}.1"), trace=trace)
+    check_outputs(steps, older(steps), trace=trace)
     ring = out or (OUT if OUT.is_dir() else None)
     for line in write_trace(steps, trace, ring, last):
         console.print(line, markup=False)
