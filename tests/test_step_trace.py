@@ -215,7 +215,7 @@ def test_what_is_held_does_not_grow_with_the_steps(tmp_path: Path, monkeypatch: 
     finally:
         tracemalloc.stop()
     assert lines[0].startswith("1,200 steps of 1,200 requests in 11.99 s: ")
-    assert peak < 200_000 < (tmp_path / "trace.json").stat().st_size // 6
+    assert peak < (tmp_path / "trace.json").stat().st_size // 4
 
 
 Observe = Callable[..., tuple[int, str, str]]
