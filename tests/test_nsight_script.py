@@ -15,6 +15,7 @@ from serving import ROOT, wait_for
 
 SCRIPT = ROOT / "scripts/nsight-profile.sh"
 NSYS = """
+while [ "$1" = start ] && ! grep -q "^${AWAITED:-}" "$LOG"; do sleep 0.02; done
 echo "nsys $*" >>"$LOG"
 [ "$1" = launch ] || exit 0
 while [ $# -gt 0 ] && [ "$1" != bash ]; do shift; done
@@ -24,7 +25,7 @@ GAPLESS = """
 trap 'echo "gapless ended" >>"$LOG"; exit 0' TERM
 echo "gapless $*" >>"$LOG"
 [ "$LATE" != never ] || exit 3
-sleep "$LATE"
+for ((n = 0; n < LATE; n++)); do sleep 0.02; done
 echo "gapless is ready" >>"$LOG"
 echo '{"pid": 1}' >"$3"
 while :; do sleep 0.02; done
@@ -41,7 +42,7 @@ def programs(tmp_path: Path) -> Mapping[str, str]:
         path.write_text(f"#!{shutil.which('bash')}\n{text}")
         path.chmod(0o755)
     path_ = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    return {**os.environ, "PATH": path_, "LOG": str(tmp_path / "log"), "LATE": "0.1", "TMPDIR": str(tmp_path)}
+    return {**os.environ, "PATH": path_, "LOG": str(tmp_path / "log"), "LATE": "5", "TMPDIR": str(tmp_path)}
 
 
 def start(folder: Path, environment: Mapping[str, str], *words: str) -> subprocess.Popen[str]:
@@ -69,7 +70,7 @@ def lines(folder: Path) -> list[str]:
 
 def test_it_collects_while_the_load_lasts_and_ends_what_it_started(tmp_path: Path, programs: Mapping[str, str]) -> None:
     words = ("-d", "0.2", "-w", "0.1", "-o", "out/one", "-l", LOAD, "--", "--model", "chat", "--option", "a=b c")
-    status, said = ended(start(tmp_path, programs, *words))
+    status, said = ended(start(tmp_path, {**programs, "AWAITED": "load begins"}, *words))
     assert status == 0, said
     launch, serve, *rest = lines(tmp_path)
     session = launch.split("--session-new=")[1].split()[0]
@@ -102,7 +103,7 @@ def test_a_signal_ends_the_server_and_keeps_what_was_collected(
 
 
 def test_a_signal_before_the_server_is_ready_collects_nothing(tmp_path: Path, programs: Mapping[str, str]) -> None:
-    process = start(tmp_path, {**programs, "LATE": "0.5"})
+    process = start(tmp_path, {**programs, "LATE": "3000"})
     wait_for(lambda: any(line.startswith("gapless serve") for line in lines(tmp_path)))
     process.send_signal(signal.SIGTERM)
     assert ended(process) == (143, "")
