@@ -19,7 +19,7 @@ NAMES = ("early", "late-1", "late-2")
 
 def test_a_trace_of_a_running_server_has_its_steps_requests_and_pauses(tmp_path: Path, smollm2_dir: Path) -> None:
     log, out = tmp_path / "steps", tmp_path / "trace.json"
-    repository = scripted_repository(tmp_path / "models", smollm2_dir, STEP, step_log=str(log))
+    repository = scripted_repository(tmp_path / "models", smollm2_dir, STEP, steps_to=str(log))
     with serve(repository, tmp_path, model="scripted") as serving:
         first = serving.stream("early", text_input="Who is there?", sampling_parameters='{"max_tokens": 20}')
         first.read()

@@ -1,7 +1,8 @@
 """A model for tests of the serving path: the real edge, service and engine over an executor that draws by rule.
 
 Token `position` of every answer is 300 + position % 64. A prompt that holds RAISE makes its step raise, one that holds
-DIE ends the engine's thread. The parameter `tiers` takes the place of TIERS; `step_log` is what it is of any LLM.
+DIE ends the engine's thread. The parameter `tiers` takes the place of TIERS; `steps_to` names a file for
+its step log.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ class TritonPythonModel:
         executor = ScriptedExecutor(float(parameters["step_seconds"]["string_value"]))
         tokenizer = Tokenizer.load(Path(parameters["tokenizer"]["string_value"]))
         engine, log = Engine(config), None
-        if "step_log" in parameters:
-            file = StepFile(Path(parameters["step_log"]["string_value"]), config)
+        if "steps_to" in parameters:
+            file = StepFile(Path(parameters["steps_to"]["string_value"]), config)
             log = StepLog(engine, file.take, WallClock())
         service = Service(engine, executor, tokenizer, log, log.phase if log else None)
         self.model = triton_io.ChatModel(args["model_name"], service, ServiceOptions(tiers=tiers))
