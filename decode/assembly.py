@@ -5,17 +5,22 @@ The only place that knows both the executor and the engine's configuration. Must
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from decode import step_log
+from decode import nvtx
 from decode.accuracy_gate import gate
+from decode.clock import WallClock
 from decode.config import ConfigError, EngineConfig, pages_in
+from decode.driver import Phase, Phases
 from decode.engine import Engine
 from decode.executors.model_config import ModelConfig
 from decode.executors.torch_paged import TorchExecutor
 from decode.options import ServiceOptions
 from decode.service import Service
+from decode.step_file import StepFile
+from decode.step_log import StepLog
 from decode.text import Tokenizer
 from decode.warm_up import warm_up
 
@@ -57,8 +62,21 @@ def build_service(model_dir: Path, options: ServiceOptions) -> Service:
     config = engine_config(ModelConfig.read(model_dir), options)
     tokenizer, executor = Tokenizer.load(model_dir), build_executor(model_dir, config, options)
     engine = Engine(config, warm_up(executor, config))
-    log = step_log.StepLog(engine, step_log.to_file(Path(options.step_log))) if options.step_log else None
-    return Service(engine, executor, tokenizer, log)
+    log = None
+    if options.step_log:
+        log = StepLog(engine, StepFile(Path(options.step_log), config).take, WallClock())
+    watching = [told for told in (log.phase if log else None, nvtx.phases(options.device)) if told is not None]
+    return Service(engine, executor, tokenizer, log, _all(watching) if watching else None)
+
+
+def _all(watching: Sequence[Phases]) -> Phases:
+    """Tells each of them, in turn."""
+
+    def enter(phase: Phase | None) -> None:
+        for told in watching:
+            told(phase)
+
+    return enter
 
 
 def _swap_space(options: ServiceOptions) -> int:

@@ -24,7 +24,8 @@ from decode.executors.base import Executor
 from decode.executors.cost_model import Step
 from decode.executors.scripted import ScriptedExecutor
 from decode.plan import Chunk, Event, Finished, Input, Rejected, Started, StepPlan, StepResult, Submit, TokenOut
-from decode.step_log import StepLog
+from decode.step_log import Entry, StepLog
+from decode.step_log import steps as law_steps
 from decode.types import FinishReason, Request, SamplingParams
 from decode.warm_up import warm_up
 from decode.workload import Workload
@@ -122,10 +123,12 @@ def measure(
     before = dict(executor.profile)
     _reset_peak_rss()
     begin = time.perf_counter()
-    source = _Arrivals(workload.requests, rate)
-    observer = None if steps is None else StepLog(engine, steps.append)
-    Driver(engine, executor, WallClock(), source, sink, observer).run()
+    source, entries = _Arrivals(workload.requests, rate), list[Entry]()
+    log = None if steps is None else StepLog(engine, entries.append, WallClock())
+    Driver(engine, executor, WallClock(), source, sink, log, log.phase if log else None).run()
     run = Run(seconds=time.perf_counter() - begin, peak_rss=_peak_rss())
+    if steps is not None:
+        steps.extend(law_steps(entries))
     run.step_seconds = {name: value - before[name] for name, value in executor.profile.items()}
     run.step_seconds["scheduling"] = engine.scheduling
     stats = engine.stats()

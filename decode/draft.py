@@ -30,6 +30,7 @@ class Draft:
         self.chunks: list[Chunk] = []
         self.planned: list[Sequence] = []
         self.started: list[Sequence] = []  # admitted for the first time
+        self.preempted: list[tuple[Sequence, bool]] = []  # lost their pages to others; whether these were saved
         self.copies: list[Copy | Swap] = []
         self.work = Work(0, 0, 0, 0)
         self._config = config

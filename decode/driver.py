@@ -5,8 +5,8 @@ Knows no tensors and no threads: a Source says what arrived and how to wait, a S
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple, Protocol
 
 from decode.clock import Clock
 from decode.engine import Engine
@@ -30,12 +30,6 @@ class Sink(Protocol):
         ...
 
 
-class Observer(Protocol):
-    """Sees every step that did something; a trace recorder, a profiler."""
-
-    def step(self, now: int, inputs: Sequence[Input], plan: StepPlan | None, result: StepResult | None) -> None: ...
-
-
 class Round(NamedTuple):
     """A round under way: the moment it began, what arrived, what is executed (None: nothing to do, or it failed)."""
 
@@ -43,6 +37,16 @@ class Round(NamedTuple):
     inputs: Sequence[Input]
     plan: StepPlan | None
     result: StepResult | None
+
+
+class Observer(Protocol):
+    """Sees every round that did something, before its events leave; a trace recorder, a log."""
+
+    def step(self, seen: Round, events: Sequence[Event]) -> None: ...
+
+
+Phase = Literal["plan", "execute", "commit", "emit"]
+Phases = Callable[[Phase | None], None]  # told of each phase of a round when it begins; None: the round has ended
 
 
 class Driver:
@@ -56,6 +60,7 @@ class Driver:
         source: Source,
         sink: Sink,
         observer: Observer | None = None,
+        phases: Phases | None = None,
     ) -> None:
         self.engine = engine
         self.executor = executor
@@ -64,6 +69,7 @@ class Driver:
         self.sink = sink
         self.observer = observer
         self.failures = 0
+        self._enter: Phases = phases or _unwatched
 
     def run(self) -> None:
         """Step until the source says that nothing will ever come again."""
@@ -82,6 +88,7 @@ class Driver:
     def begin(self) -> Round:
         """The first half of a round: what arrived, what is executed now, and how long that takes."""
         now = self.clock.now()
+        self._enter("plan")
         inputs = self.source.due(now)
         for item in inputs:
             self.engine.apply(item, now)
@@ -90,16 +97,20 @@ class Driver:
 
     def finish(self, round_: Round) -> None:
         """The second half, once its time is spent: results become events."""
-        now, inputs, plan, result = round_
+        _, inputs, plan, result = round_
+        self._enter("commit")
         if plan is not None and result is not None:
             self.engine.commit(plan, result, self.clock.now())
-        if self.observer is not None and (inputs or plan is not None):
-            self.observer.step(now, inputs, plan, result)
         events = self.engine.take_events()
+        if self.observer is not None and (inputs or plan is not None or events):
+            self.observer.step(round_, events)
         if events:
+            self._enter("emit")
             self.sink.emit(events)
+        self._enter(None)
 
     def _execute(self, plan: StepPlan) -> StepResult | None:
+        self._enter("execute")
         try:
             result = self.executor.execute(plan)
             _check_fit(plan, result)
@@ -109,6 +120,10 @@ class Driver:
             return None
         self.failures = 0
         return result
+
+
+def _unwatched(phase: Phase | None) -> None:
+    """Nobody wants to know."""
 
 
 def _check_fit(plan: StepPlan, result: StepResult) -> None:

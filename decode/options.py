@@ -41,7 +41,7 @@ class ServiceOptions:
     weights: Precision = "fp32"
     device: str = "cpu"
     threads: int = 0  # 0 = all cores
-    step_log: str = ""  # file that gets a line for every step: what it computed, and ns; empty = none
+    step_log: str = ""  # file that gets a line for every step, for gapless observe --trace and laws; empty = none
     default_tier: str = ""  # of requests that name none; empty = the first declared
     tiers: tuple[TierConfig, ...] = (TierConfig("default"),)
 

@@ -82,6 +82,7 @@ class Roster:
         sequence.computed = 0
         sequence.preemptions += 1
         self.preemptions += 1
+        draft.preempted.append((sequence, sequence.saved > 0))
         self.waiting[sequence.tier.name].put_back(sequence)
 
     def check(self) -> None:

@@ -16,6 +16,7 @@ from math import inf, log
 import torch
 from torch import Tensor
 
+from decode import nvtx
 from decode.plan import Draw, Logprobs
 from decode.types import SamplingParams
 
@@ -44,6 +45,7 @@ class Sampler:
 
     def __init__(self, vocab_size: int, device: torch.device | str) -> None:
         self._device = torch.device(device)
+        self._range = nvtx.ranges(device)
         self._width = min(CPU_CANDIDATES, vocab_size) if self._device.type == "cpu" else vocab_size
         # Kept from call to call: on a CPU, fresh pages cost several times the arithmetic done in them.
         self._work = torch.empty(2, 0, vocab_size, device=self._device)
@@ -65,7 +67,8 @@ class Sampler:
         rows = [row for row, d in enumerate(draws) if d.params.temperature > 0]
         if rows:
             tokens[rows] = self._sample(_rows(logits, rows), best[rows], [draws[row] for row in rows])
-        drawn, peaks = torch.stack((tokens.double(), best.double())).tolist()
+        with self._range("copy back"):  # waits for all that was launched before
+            drawn, peaks = torch.stack((tokens.double(), best.double())).tolist()
         _check(peaks)
         return tuple(int(token) for token in drawn), self._logprobs(logits, tokens, draws)
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from itertools import count
 
 from decode.clock import WallClock
-from decode.driver import Driver, Observer
+from decode.driver import Driver, Observer, Phases
 from decode.engine import Engine, Stats
 from decode.executors.base import Executor
 from decode.plan import Cancel, Event, Finished, Input, Rejected, Submit
@@ -68,7 +68,12 @@ class Service:
     """
 
     def __init__(
-        self, engine: Engine, executor: Executor, tokenizer: Tokenizer, observer: Observer | None = None
+        self,
+        engine: Engine,
+        executor: Executor,
+        tokenizer: Tokenizer,
+        observer: Observer | None = None,
+        phases: Phases | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.failure: str | None = None
@@ -86,7 +91,7 @@ class Service:
         self._numbers = count()
         self._lock = threading.Lock()  # guards changes of _streams, _open, _closing and failure
         self._closing = False
-        self._driver = Driver(engine, executor, WallClock(), self._inbox, self, observer)
+        self._driver = Driver(engine, executor, WallClock(), self._inbox, self, observer, phases)
         self._stepper = threading.Thread(target=self._step_forever, name="gapless-step", daemon=True)
         self._sender = threading.Thread(target=self._send_forever, name="gapless-send", daemon=True)
         self._stepper.start()
@@ -104,8 +109,7 @@ class Service:
         name = f"{request.id}#{next(self._numbers)}"
         stream = Stream(name, request, on_output, self.tokenizer, time.monotonic_ns())
         with self._lock:
-            refusal = self._refusal(request.id)
-            if refusal is None:
+            if (refusal := self._refusal(request.id)) is None:
                 self._streams[name] = self._open[request.id] = stream
                 self._inbox.put(Submit(replace(request, id=name)))
                 return

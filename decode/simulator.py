@@ -12,11 +12,11 @@ from contextlib import contextmanager
 
 from decode.clock import VirtualClock
 from decode.config import EngineConfig
-from decode.driver import Driver, Observer
+from decode.driver import Driver, Observer, Round
 from decode.engine import Engine
 from decode.executors.cost_model import CostModelExecutor, Law
 from decode.outcome import GAP, NEVER, Outcome, TierRecord
-from decode.plan import Event, Finished, Input, Rejected, StepPlan, StepResult, Submit, TokenOut
+from decode.plan import Event, Finished, Input, Rejected, Submit, TokenOut
 from decode.types import FinishReason, Request
 from decode.warm_up import warm_up
 
@@ -144,18 +144,18 @@ class Watch:
         self._outcome = outcome
         self._also = also
 
-    def step(self, now: int, inputs: Sequence[Input], plan: StepPlan | None, result: StepResult | None) -> None:
-        if plan is not None and result is not None:
-            seen, elapsed = self._outcome, result.elapsed
+    def step(self, seen: Round, events: Sequence[Event]) -> None:
+        if seen.plan is not None and seen.result is not None:
+            outcome, elapsed = self._outcome, seen.result.elapsed
             used = 1 - self._cache.available / self._total
-            seen.busy += elapsed
-            seen.steps += 1
-            seen.page_time += used * elapsed
-            seen.running_time += len(plan.chunks) * elapsed
-            if used > seen.pages_peak:
-                seen.pages_peak = used
+            outcome.busy += elapsed
+            outcome.steps += 1
+            outcome.page_time += used * elapsed
+            outcome.running_time += len(seen.plan.chunks) * elapsed
+            if used > outcome.pages_peak:
+                outcome.pages_peak = used
         if self._also is not None:
-            self._also.step(now, inputs, plan, result)
+            self._also.step(seen, events)
 
 
 @contextmanager

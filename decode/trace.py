@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from decode.clock import VirtualClock
 from decode.config import EngineConfig
-from decode.driver import Driver
+from decode.driver import Driver, Round
 from decode.engine import Engine
 from decode.plan import Event, Input, StepPlan, StepResult
 
@@ -31,9 +31,9 @@ class Trace:
     records: list[StepRecord] = field(default_factory=list)
     _hash: hashlib._Hash = field(default_factory=hashlib.sha256)
 
-    def step(self, now: int, inputs: Sequence[Input], plan: StepPlan | None, result: StepResult | None) -> None:
-        self.records.append(StepRecord(now, tuple(inputs), result))
-        self._hash.update(repr(plan).encode())
+    def step(self, seen: Round, events: Sequence[Event]) -> None:
+        self.records.append(StepRecord(seen.now, tuple(seen.inputs), seen.result))
+        self._hash.update(repr(seen.plan).encode())
 
     @property
     def digest(self) -> str:

@@ -7,9 +7,9 @@ import json
 import os
 import stat
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from gapless.errors import UsageError
 
@@ -97,13 +97,26 @@ def write_json(path: Path | None, result: Any, option: str = "json") -> None:
 
 def write_text(path: Path, text: str, option: str) -> None:
     """Raises UsageError, naming the option, when it cannot be written; no half of it is left then."""
+    with opened(path, option) as file:
+        file.write(text)
+
+
+@contextlib.contextmanager
+def opened(path: Path, option: str) -> Iterator[TextIO]:
+    """A file to write a result to, piece by piece. No half of it is left when that ends with an exception.
+
+    Raises UsageError, naming the option, when it cannot be written.
+    """
     try:
-        path.write_text(text, encoding="utf-8", errors="backslashreplace")
-    except OSError as error:
+        with path.open("w", encoding="utf-8", errors="backslashreplace") as file:
+            yield file
+    except BaseException as error:
         with contextlib.suppress(OSError):
             if path.is_file():
                 Path(os.path.realpath(path)).unlink()
-        raise UsageError(_told(option, path, f"{error.strerror}; the result is lost")) from None
+        if isinstance(error, OSError):
+            raise UsageError(_told(option, path, f"{error.strerror}; the result is lost")) from None
+        raise
 
 
 def _told(option: str, path: Path, reason: str, what: str = "file") -> str:

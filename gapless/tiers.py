@@ -16,7 +16,7 @@ from urllib.request import urlopen
 from rich.console import Console
 
 from config_gen.sla.spec import LlmModel, LlmTraffic
-from decode import step_log
+from decode import step_file
 from gapless import tiers_report
 from gapless.child import launched
 from gapless.loads import progress_bar
@@ -122,7 +122,7 @@ def capacity(bench: Bench, weights: str, traffic: Mapping[str, LlmTraffic]) -> t
         planned = load(LIGHT_FOR, scale, 2 * 10**6)
         with progress_bar(f"{weights}: a light load", LIGHT_FOR) as seen:
             light, _ = run(Job(url, planned, LIGHT_FOR, DRAIN), progress=seen)
-    known = Predictor(bench.repository / MODEL / "1", step_log.read(steps))
+    known = Predictor(bench.repository / MODEL / "1", step_file.law_steps(steps))
     return sustained, known.learning_way(options, planned, light)
 
 
@@ -160,7 +160,7 @@ def compare(bench: Bench, predictor: Predictor, planned: Sequence[Planned], runs
 
     The first predicts; the second tells how far only the scheduling is off, for a shared machine is now fast, now slow.
     """
-    steps = {policy: step_log.read(Path(found["options"]["step_log"])) for policy, found in runs.items()}
+    steps = {policy: step_file.law_steps(Path(found["options"]["step_log"])) for policy, found in runs.items()}
     for policy, found in runs.items():
         others = [step for other, taken in steps.items() if other != policy for step in taken]
         known = {"others": [*predictor.steps, *others], "own": steps[policy]}

@@ -8,7 +8,7 @@ import pytest
 
 from decode.clock import VirtualClock
 from decode.config import EngineConfig
-from decode.driver import Driver
+from decode.driver import Driver, Phase, Round
 from decode.engine import Engine
 from decode.executors.scripted import ScriptedExecutor
 from decode.plan import Event, Finished, Input, Logprobs, Started, StepPlan, StepResult, Submit, TokenOut
@@ -29,7 +29,9 @@ class World:
         self.todo = list(arrivals)
         self.asked: list[int] = []
         self.events: list[Event] = []
-        self.steps: list[tuple[int, Sequence[Input], StepPlan | None, StepResult | None]] = []
+        self.steps: list[Round] = []
+        self.seen: list[list[Event]] = []
+        self.phases: list[Phase | None] = []
         self.log: list[str] = []
 
     def due(self, now: int) -> Sequence[Input]:
@@ -49,9 +51,13 @@ class World:
         self.log.append("emit")
         self.events += events
 
-    def step(self, now: int, inputs: Sequence[Input], plan: StepPlan | None, result: StepResult | None) -> None:
+    def step(self, seen: Round, events: Sequence[Event]) -> None:
         self.log.append("step")
-        self.steps.append((now, inputs, plan, result))
+        self.steps.append(seen)
+        self.seen.append(list(events))
+
+    def phase(self, phase: Phase | None) -> None:
+        self.phases.append(phase)
 
 
 class Faulty(ScriptedExecutor):
@@ -68,7 +74,7 @@ class Faulty(ScriptedExecutor):
 
 
 def drive(world: World, executor: ScriptedExecutor) -> Driver:
-    return Driver(Engine(CONFIG), executor, world.clock, world, world, world)
+    return Driver(Engine(CONFIG), executor, world.clock, world, world, world, world.phase)
 
 
 def plain() -> Faulty:

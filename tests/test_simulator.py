@@ -19,7 +19,7 @@ from config_gen.sla.arrivals import arrivals
 from config_gen.sla.spec import LlmModel, LlmTraffic, load
 from decode.clock import VirtualClock
 from decode.config import EngineConfig, TierConfig
-from decode.driver import Driver
+from decode.driver import Driver, Round
 from decode.engine import Engine
 from decode.executors.cost_model import CostModelExecutor, Fit, FittedLaw, Measured, RunError
 from decode.executors.gpu_cost import StepWork
@@ -89,11 +89,11 @@ def test_the_plans_are_those_of_the_engine_stepped_by_hand() -> None:
         result: StepResult | None = None
         if plan is not None:
             result = executor.execute(plan)
-            by_hand.step(now, inputs, plan, result)
+            by_hand.step(Round(now, inputs, plan, result), ())
             now += result.elapsed
             engine.commit(plan, result, now)
         elif todo:
-            by_hand.step(now, inputs, plan, None) if inputs else None
+            by_hand.step(Round(now, inputs, plan, None), ()) if inputs else None
             now = max(now, todo[0][0])
         for event in engine.take_events():
             ends |= {event.request_id: event.time} if isinstance(event, Finished) else {}

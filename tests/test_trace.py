@@ -11,7 +11,7 @@ from pathlib import Path
 
 from decode.clock import VirtualClock, WallClock
 from decode.config import EngineConfig, TierConfig
-from decode.driver import Driver
+from decode.driver import Driver, Round
 from decode.engine import Engine
 from decode.executors.base import Executor
 from decode.executors.scripted import ScriptedExecutor
@@ -168,7 +168,7 @@ def test_the_digest_is_of_all_plans_in_order() -> None:
     for order in ((), (0,), (1,), (0, 1), (1, 0), (0, 2), (2, 0), (0, 0)):
         trace = Trace()
         for i in order:
-            trace.step(0, (), plans[i], None)
+            trace.step(Round(0, (), plans[i], None), ())
         digests.add(trace.digest)
     assert len(digests) == 8
     assert Trace().digest == replay(Trace(), CONFIG)[0] and replay(Trace(), CONFIG)[1] == []

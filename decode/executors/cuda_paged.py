@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from decode import nvtx
 from decode.config import ConfigError
 from decode.executors.batch import Batch
 from decode.executors.model import Model
@@ -44,6 +45,7 @@ class CudaModel:
         if kind not in DTYPES:
             raise ConfigError(f"weights: {kind} is not allowed on device {device}; one of {', '.join(DTYPES)}")
         self.config, self._device = config, device
+        self._range = nvtx.ranges(device)
         self._page_size, self._scratch_page = page_size, num_pages
         held = _moved(weights, device, DTYPES[kind])
         self.weights_bytes = _bytes(held)
@@ -68,7 +70,7 @@ class CudaModel:
             every = self._decode(padded(batch, self._scratch_page, self._page_size))
             logits = every[torch.from_numpy(batch.draw_rows).to(self._device)]
         else:
-            logits = self._run(Inputs.of(batch, self._device))
+            logits = self._run(self._inputs(batch))
         if not len(batch.draw_rows) and self._device.type == "cuda":
             torch.cuda.synchronize(self._device)  # nobody reads a result, so nothing else would wait for this step
         return logits
@@ -83,13 +85,20 @@ class CudaModel:
 
     def _decode(self, batch: Batch) -> Tensor:
         """Logits of every row of a padded batch; on a card by the graph of its shape, captured on first use."""
-        inputs = Inputs.of(batch, self._device)
+        inputs = self._inputs(batch)
         if self._device.type != "cuda":
             return self._run(inputs)
         shape = batch.pages.shape
         if shape not in self._graphs:
-            self._graphs[shape] = _Graph(self._run, inputs, self._pool)
-        return self._graphs[shape].replay(inputs)
+            with self._range("capture graph"):
+                self._graphs[shape] = _Graph(self._run, inputs, self._pool)
+        with self._range("replay graph"):
+            return self._graphs[shape].replay(inputs)
+
+    def _inputs(self, batch: Batch) -> Inputs:
+        """A batch on the device."""
+        with self._range("copy inputs"):
+            return Inputs.of(batch, self._device)
 
     def take_cycles(self) -> dict[str, int]:
         """What runs on a card is not split by part."""

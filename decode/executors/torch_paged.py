@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from decode import nvtx
 from decode.executors import weights as weight_files
 from decode.executors.batch import flatten
 from decode.executors.cpu_paged import CpuModel
@@ -45,6 +46,7 @@ class TorchExecutor:
             where = torch.device(device)
             self._model = CudaModel(self.config, loaded, weights, num_pages, page_size, where, host_pages=host_pages)
         self._page_size = page_size
+        self._range = nvtx.ranges(device)
         self._sampler = Sampler(self.config.vocab_size, device)
         self.profile: dict[str, float] = dict.fromkeys(("linear", "attention", "sampling", "other"), 0.0)
 
@@ -60,8 +62,13 @@ class TorchExecutor:
 
     def logits(self, plan: StepPlan) -> torch.Tensor:
         """Run one step without drawing: float32 logits [draws, vocab] in chunk order, valid until the next step."""
-        self._model.copy(plan.copies)
-        return self._model.forward(flatten(plan, self._page_size))
+        if plan.copies:
+            with self._range("copy pages"):
+                self._model.copy(plan.copies)
+        with self._range("flatten"):
+            batch = flatten(plan, self._page_size)
+        with self._range("forward"):
+            return self._model.forward(batch)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
@@ -70,7 +77,8 @@ class TorchExecutor:
         logits = self.logits(plan)
         forwarded = time.perf_counter_ns()
         draws = [c.draw for c in plan.chunks if c.draw is not None]
-        drawn, logprobs = self._sampler.draw(logits, draws)
+        with self._range("sample"):
+            drawn, logprobs = self._sampler.draw(logits, draws)
         end = time.perf_counter_ns()
         self._account(forwarded - begin, end - forwarded)
         tokens, best = iter(drawn), iter(logprobs)

@@ -16,8 +16,11 @@ from rich.live import Live
 from rich.markup import escape
 
 from config_gen.sla import quantity
+from decode.step_file import older
 from gapless.commands.loadtest import duration_option
 from gapless.errors import UsageError
+from gapless.results import check_outputs
+from gapless.tracing import write_trace
 from observe import window
 from observe.live import screen
 from observe.recorder import ticks
@@ -29,6 +32,7 @@ from observe.sources.nvml import Nvml
 from observe.sources.page import dcgm, triton, wrong_url
 
 SHORTEST = 100 * 10**6  # ns between samples
+OUT = Path("out/observed")
 SHOWN = 30 * 10**9  # ns that the dashboard looks back
 
 
@@ -46,16 +50,27 @@ def run(
     metrics: Annotated[str, typer.Option(help="Triton's metrics page")] = "http://127.0.0.1:8002/metrics",
     dcgm_page: Annotated[str | None, typer.Option("--dcgm", help="a DCGM exporter's page")] = None,
     interval: Annotated[int, duration_option("between samples")] = "1s",  # type: ignore[assignment]
-    out: Annotated[Path, typer.Option(help="folder of the samples", metavar="DIR")] = Path("out/observed"),
+    out: Annotated[Path | None, typer.Option(help="folder of the samples; out/observed", metavar="DIR")] = None,
     size: Annotated[int, typer.Option(help="most that all samples take", parser=_size, metavar="SIZE")] = "64MiB",  # type: ignore[assignment]
     duration: Annotated[int | None, duration_option("how long; default: until Ctrl-C")] = None,
     live: Annotated[bool, typer.Option("--live", help="show the last seconds")] = False,
     memory: Annotated[
         Path | None, typer.Option(help="say what the memory curves in a folder of samples show", metavar="DIR")
     ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="write the steps of an LLM for Perfetto's UI, with samples of --out", metavar="FILE"),
+    ] = None,
+    steps: Annotated[
+        Path | None, typer.Option(help="what gapless serve --option step_log=FILE has written", metavar="FILE")
+    ] = None,
+    last: Annotated[int | None, duration_option("of the steps, only the last stretch")] = None,
 ) -> None:
     """Exit 0; with --memory 1 when something leaks; 2 on bad input."""
     console = Console(highlight=False, soft_wrap=True)
+    if trace is not None or steps is not None or last is not None:
+        _trace(trace, steps, last, out, memory, console)
+        return
     if memory is not None:
         raise typer.Exit(1 if _tell_memory(memory, console) else 0)
     for option, url in (("metrics", metrics), ("dcgm", dcgm_page)):
@@ -66,7 +81,21 @@ def run(
     if live and not console.is_terminal:
         raise UsageError("--live: the output is no terminal; leave it out, and read the samples")
     pages: list[Source] = [triton(metrics), *([dcgm(dcgm_page)] if dcgm_page else [])]
-    _sample([*pages, Nvml(), Host()], Ring(out, size), interval, duration, live, console)
+    _sample([*pages, Nvml(), Host()], Ring(out or OUT, size), interval, duration, live, console)
+
+
+def _trace(
+    trace: Path | None, steps: Path | None, last: int | None, out: Path | None, memory: Path | None, console: Console
+) -> None:
+    """Write what a step log holds, and print what it shows."""
+    if trace is None or steps is None:
+        raise UsageError("--trace FILE, to be written, needs --steps FILE, where steps were logged; neither goes alone")
+    if memory is not None:
+        raise UsageError("--memory: not together with --trace; each answers a question of its own")
+    check_outputs(steps, older(steps), trace=trace)
+    ring = out or (OUT if OUT.is_dir() else None)
+    for line in write_trace(steps, trace, ring, last):
+        console.print(line, markup=False)
 
 
 def _sample(

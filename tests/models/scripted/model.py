@@ -1,7 +1,8 @@
 """A model for tests of the serving path: the real edge, service and engine over an executor that draws by rule.
 
 Token `position` of every answer is 300 + position % 64. A prompt that holds RAISE makes its step raise, one that holds
-DIE ends the engine's thread. The parameter `tiers` takes the place of TIERS; `mode` is the engine's.
+DIE ends the engine's thread. The parameter `tiers` takes the place of TIERS; `mode` is the engine's, and `steps_to`
+names a file for its step log.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+from decode.clock import WallClock
 from decode.config import EngineConfig, TierConfig
 from decode.engine import Engine
 from decode.options import ServiceOptions
 from decode.plan import StepPlan, StepResult
 from decode.service import Service
+from decode.step_file import StepFile
+from decode.step_log import StepLog
 from decode.text import Tokenizer
 
 RAISE, DIE = 40001, 40002
@@ -58,7 +62,11 @@ class TritonPythonModel:
         )
         executor = ScriptedExecutor(float(parameters["step_seconds"]["string_value"]))
         tokenizer = Tokenizer.load(Path(parameters["tokenizer"]["string_value"]))
-        service = Service(Engine(config), executor, tokenizer)
+        engine, log = Engine(config), None
+        if "steps_to" in parameters:
+            file = StepFile(Path(parameters["steps_to"]["string_value"]), config)
+            log = StepLog(engine, file.take, WallClock())
+        service = Service(engine, executor, tokenizer, log, log.phase if log else None)
         self.model = triton_io.ChatModel(args["model_name"], service, ServiceOptions(tiers=tiers))
 
     def execute(self, requests: list[Any]) -> None:
