@@ -26,7 +26,7 @@ serve: $(VENV)/.run
 	$(BIN)/gapless generate sla/demo.yaml
 	$(BIN)/gapless serve
 
-test: $(VENV)/.dev $(VENV)/.prometheus
+test: $(VENV)/.dev $(VENV)/.prometheus $(VENV)/.chromium
 	$(BIN)/python -m pytest
 
 check: $(VENV)/.dev
@@ -51,4 +51,8 @@ $(VENV)/.dev: pyproject.toml $(VENV)/.run
 
 $(VENV)/.prometheus: scripts/get-prometheus.sh $(VENV)/.made
 	@scripts/get-prometheus.sh $(BIN)
+	@touch $@
+
+$(VENV)/.chromium: scripts/get-chromium.sh $(VENV)/.made
+	@scripts/get-chromium.sh $(BIN)
 	@touch $@

@@ -21,7 +21,9 @@ COMMANDS = {
     "loadtest": "Send the declared traffic and give a verdict per traffic class.",
     "compare": "Lay a recorded run beside an earlier one of the same load: what changed by more than chance.",
     "observe": "Sample Triton, GPUs and this machine into a bounded ring of files; say what its memory does.",
+    "doctor": "Say what ails a server, from a folder of samples: causes, evidence, what to do.",
     "simulate": "Predict what the declared traffic would get, with the scheduler that serves, on a virtual clock.",
+    "rounds": "The reported case on the real server: four configurations of the engine under the same load.",
     "bench": "Measure the engine on this machine.",
     "demo": "Build, serve, load and judge the demo, scaled to this machine.",
 }

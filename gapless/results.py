@@ -6,7 +6,8 @@ import contextlib
 import json
 import os
 import stat
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -54,6 +55,37 @@ def _check(path: Path) -> None:
         raise OSError(None, "cannot be written")
 
 
+def check_folder(option: str, path: Path) -> None:
+    """Raise UsageError naming the option whose folder cannot be made or written; leaves none that was not there."""
+    missing = [one for one in (path, *path.parents) if not os.path.lexists(one)]
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        reason = "is no folder" if isinstance(error, FileExistsError) else error.strerror
+        raise UsageError(_told(option, path, reason or str(error), "folder")) from None
+    finally:
+        for folder in missing:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def write_folder(path: Path, files: Mapping[str, bytes], option: str) -> None:
+    """Raises UsageError, naming the option, when one cannot be written; what was written of them is taken away then."""
+    written: list[Path] = []
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        for name, data in files.items():
+            written.append(path / name)
+            written[-1].write_bytes(data)
+    except OSError as error:
+        for file in written:
+            with contextlib.suppress(OSError):
+                file.unlink()
+        raise UsageError(_told(option, path, f"{error.strerror}; the result is lost", "folder")) from None
+
+
 def write_json(path: Path | None, result: Any, option: str = "json") -> None:
     """Write `result` where asked; None is nowhere. Raises ValueError on a number that JSON does not know.
 
@@ -87,6 +119,6 @@ def opened(path: Path, option: str) -> Iterator[TextIO]:
         raise
 
 
-def _told(option: str, path: Path, reason: str) -> str:
+def _told(option: str, path: Path, reason: str, what: str = "file") -> str:
     name = str(path) if len(str(path)) <= 100 else f"{str(path)[:97]}..."
-    return f"--{option.replace('_', '-')}: {name}: {reason}; give a file that can be written"
+    return f"--{option.replace('_', '-')}: {name}: {reason}; give a {what} that can be written"

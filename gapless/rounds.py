@@ -1,135 +1,179 @@
-"""`simulate --rounds`: the reported case, configuration by configuration, beside what was reported.
+"""`gapless rounds`: the reported case on the real Triton: one load, four configurations of the engine in turn.
 
-Owns the four configurations and the reported figures; must not know how a step's time is predicted.
+Of each configuration two things are measured on one server: what it serves of a flood, the same requests for all, and
+what latencies it has under the usual load: about as much as the first one serves. Must not know how to print or draw.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from fractions import Fraction
-from math import inf
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
 
-from rich.table import Table
+from config_gen.sla.spec import LlmModel
+from gapless.child import launched
+from gapless.loads import progress_bar
+from gapless.reported_case import ROUNDS, Round
+from gapless.tiers_load import sustains
+from loadtest.prompts import Prompts
+from loadtest.run import Client, Job, LoadtestError, run
+from loadtest.samples import Planned, Sample, write
+from loadtest.schedule import Part, schedule
+from loadtest.verdict import ClassSummary, lag_reason, summarize
+from observe.recorder import Recorder
+from observe.ring import Ring
+from observe.sources.host import Host
+from observe.sources.nvml import Nvml
+from observe.sources.page import triton
+from observe.window import Window
 
-from decode.config import EngineConfig
-from decode.executors.cost_model import Law
-from decode.executors.gpu_cost import GpuMemory
-from gapless import simulation
-
-FLOOD = 8.0  # times the declared rates: more than any round serves
-MINUTE = 60 * 10**9  # ns
-
-
-@dataclass(frozen=True)
-class Round:
-    """One configuration of the report, as changes of the SLA file's limits, and its figures as they were told."""
-
-    name: str
-    changes: dict[str, Any]
-    served: str  # requests/s
-    p99: str
-    other: str
-
-
-ROUNDS = (
-    Round(
-        "serial", {"mode": "serial", "policy": "fcfs", "prefix_cache": False}, "< 8", "2.8 s", "GPU 23 %, memory 64 %"
-    ),
-    Round("continuous, 32", {"max_num_seqs": 32, "policy": "fcfs", "prefix_cache": False}, "22", "1.4 s", "GPU 45 %"),
-    Round("64, prefix cache, length 4096", {"max_num_seqs": 64, "policy": "fcfs"}, "30", "0.9 s", "memory 78 %"),
-    Round("tiers, batch below 40 %", {"max_num_seqs": 64}, "30", "0.8 s interactive", "background unharmed"),
-)
+MODEL = "chat"
+BURST = 20 * 10**9  # ns that the most is measured for which any round serves
+BURST_REQUESTS, USERS = 3000, 64  # more than a burst can end; as many as the third round runs at once
+FLOOD = 1.3  # times that
+FLOOD_FOR = 60 * 10**9  # ns; of its first third, in which batches fill, nothing counts
+DRAIN = 60 * 10**9  # ns that answers may take after the last request of the usual load was sent
+# Of the served model, whatever its repository was configured for: days are compared with each other.
+LIMITS = {"kv_cache_memory": "2GiB", "max_num_batched_tokens": "256"}
+SAMPLING = 500 * 10**6  # ns between samples of the server
+RING = 16 * 2**20  # bytes of samples, of each load
 
 
 @dataclass(frozen=True)
-class Result:
-    """What a round gave: requests/s served under a flood; at the declared rates, seconds and shares."""
+class Case:
+    """What all rounds share. `longest`: tokens that the model could take; `load`: times what round 1 serves."""
 
-    name: str
-    served: float
-    p50: float
-    p99: float
-    interactive_p99: float
-    background_tokens: float  # per second
-    busy: float
-    pages_peak: float
-    memory_peak: float | None  # of the GPU, with weights and what the runtime keeps; None = of a law nobody knows
-    reported: tuple[str, str, str]
+    repository: Path
+    model: LlmModel
+    options: Mapping[str, str]
+    longest: int
+    prompts: Prompts
+    duration: int  # ns
+    load: float
+    seed: int
+    out: Path
+
+    @property
+    def rate(self) -> float:
+        """Declared requests/s of all tiers."""
+        return sum(shape.rate for shape in self.model.traffic.values())
+
+    def requests(self, duration: int, rate: float, seed: int) -> list[Planned]:
+        """The declared mix at `rate` requests/s in all. Raises LoadtestError when a tier has none."""
+        planned = schedule([Part(MODEL, self.model, self.prompts)], duration, rate / self.rate, self.seed + seed)
+        if missing := [tier for tier in self.model.traffic if not any(one.tier == tier for one in planned)]:
+            seconds = f"{duration / 1e9:g} s at {rate:.2f} requests/s"
+            raise LoadtestError(f"--duration: no request of tier {missing[0]} falls into {seconds}; load longer")
+        return planned
+
+    def options_of(self, round_: Round) -> dict[str, str]:
+        """Of the served model."""
+        length = {} if round_.exact_length else {"max_model_len": str(self.longest)}
+        changes = {name: _option(value) for name, value in round_.changes.items()}
+        return {**self.options, **LIMITS, **length, **changes}
 
 
-def run(
-    load: simulation.Load, config: EngineConfig, law: Law, memory: GpuMemory | None, seen: Callable[[float], None]
-) -> list[Result]:
-    """Simulate every round under a flood and at the declared rates."""
-    results = []
-    for at, one in enumerate(ROUNDS):
-        limits = replace(config, **{"max_num_batched_tokens": 2048, **one.changes})
-        flood = simulation.run(
-            replace(load, duration=min(load.duration, 2 * MINUTE), scale=FLOOD * load.scale), limits, law
+def _option(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """One load of one round: what came back, and what was sampled of the server meanwhile."""
+
+    samples: Sequence[Sample]
+    duration: int  # ns
+    client: Client
+    window: Window
+    folder: Path  # of the samples of the server
+
+    def classes(self, model: LlmModel) -> list[ClassSummary]:
+        return summarize(self.samples, list(model.traffic), self.duration, targets=model.targets)
+
+    def ended(self, begin: int, tier: str | None = None) -> float:
+        """Requests/s that ended well from `begin` (ns) to the end of the load."""
+        count = sum(
+            sample.outcome == "ok" and sample.end is not None and begin <= sample.end < self.duration
+            for sample in self.samples
+            if tier in (None, sample.tier)
         )
-        usual = simulation.run(load, limits, law)
-        peak = usual.outcome.pages_peak
-        taken = None if memory is None else _taken(memory, peak * limits.num_pages * limits.page_size)
-        results.append(_result(one, flood, usual, taken))
-        seen((at + 1) / len(ROUNDS))
-    return results
+        return count / ((self.duration - begin) / 1e9)
+
+    def tokens(self, begin: int, tier: str | None = None) -> float:
+        """Output tokens/s that came from `begin` (ns) to the end of the load."""
+        came = sum(
+            count
+            for sample in self.samples
+            for time, count in sample.messages
+            if tier in (None, sample.tier) and begin <= time < self.duration
+        )
+        return came / ((self.duration - begin) / 1e9)
+
+    def lagged(self, model: LlmModel) -> str | None:
+        """Why the client's times cannot be trusted, or None."""
+        promised = model.targets.values()
+        return lag_reason(self.client, [t for p in promised for t in (p.ttft, p.itl, p.e2e) if t is not None])
 
 
-def _taken(memory: GpuMemory, tokens: float) -> float:
-    """Share of a GPU's memory that is in use with KV of so many tokens."""
-    return (memory.weights + memory.reserved + tokens * memory.kv_per_token) / memory.total
+@dataclass(frozen=True)
+class Measured:
+    """A round: under the flood, and under the usual load."""
+
+    round: Round
+    options: Mapping[str, str]
+    flood: Loaded
+    usual: Loaded
 
 
-def _result(one: Round, flood: simulation.Simulated, usual: simulation.Simulated, memory: float | None) -> Result:
-    [model], [flooded] = usual.report.models, flood.report.models
-    classes = model.classes
-    latencies = sorted(value for c in classes for value in c.latencies["e2e"].samples)
-    first = classes[0].latencies["e2e"].at(Fraction(99, 100))
-    return Result(
-        name=one.name,
-        served=sum(c.achieved for c in flooded.classes),
-        p50=latencies[len(latencies) // 2] / 1e9,
-        p99=latencies[len(latencies) * 99 // 100] / 1e9,
-        interactive_p99=(first or 0.0) / 1e9,
-        background_tokens=classes[-1].output_rate,
-        busy=usual.outcome.utilization,
-        pages_peak=usual.outcome.pages_peak,
-        memory_peak=memory,
-        reported=(one.served, one.p99, one.other),
-    )
+def measure(case: Case, told: Callable[[str], None]) -> list[Measured]:
+    """All rounds, one after another; `told` hears how the loads were chosen. Raises LoadtestError, ChildError."""
+    most = _most(case)
+    flood = case.requests(FLOOD_FOR, FLOOD * most, 1)
+    usual: list[Planned] = []
+    found: list[Measured] = []
+    for number, one in enumerate(ROUNDS, 1):
+        options, name = case.options_of(one), f"round {number}, {one.name}"
+        with launched(case.repository, [MODEL], options, case.out / f"{number}.log") as ports:
+            flooded = _load(case, ports, flood, FLOOD_FOR, 0, f"{number}-flood", f"{name}: flood")
+            if not usual:
+                # By output: of one at a time too few requests end to count them.
+                rate = case.load * flooded.tokens(FLOOD_FOR // 3) / fmean(one.max_tokens for one in flood)
+                if not rate:
+                    raise LoadtestError(f"{name}: served nothing in {FLOOD_FOR / 1e9:g} s; see {case.out / '1.log'}")
+                usual = case.requests(case.duration, rate, 2)
+                told(
+                    f"Flood: {FLOOD * most:.2f} requests/s for {FLOOD_FOR / 1e9:g} s, {FLOOD:g} times what round 3 "
+                    f"sustains. Usual load: {rate:.2f} requests/s for {case.duration / 1e9:g} s, {case.load:g} times "
+                    f"what round 1 served of the flood."
+                )
+            steady = _load(case, ports, usual, case.duration, DRAIN, f"{number}-usual", f"{name}: usual load")
+        found.append(Measured(one, options, flooded, steady))
+    return found
 
 
-def table(results: Sequence[Result]) -> Table:
-    shown = Table(title="The reported case: simulated, and as it was told", box=None)
-    names = (
-        "round",
-        "served/s",
-        "P50",
-        "P99",
-        "P99 int.",
-        "batch tok/s",
-        "busy",
-        "pages",
-        "memory",
-        "told: served, P99, more",
-    )
-    for name in names:
-        shown.add_column(name, justify="left" if name in (names[0], names[-1]) else "right")
-    for row in results:
-        numbers = [
-            f"{row.p50:.2f} s",
-            f"{row.p99:.2f} s",
-            f"{row.interactive_p99:.2f} s",
-            f"{row.background_tokens:.0f}",
-        ]
-        memory = "-" if row.memory_peak is None else f"{row.memory_peak:.0%}"
-        shares = [f"{row.busy:.0%}", f"{row.pages_peak:.0%}", memory]
-        shown.add_row(row.name, f"{row.served:.1f}", *numbers, *shares, "; ".join(row.reported))
-    return shown
+def _most(case: Case) -> float:
+    """Requests/s of the mix that the third round sustains with all its slots in use."""
+    options = case.options_of(ROUNDS[2])
+    with launched(case.repository, [MODEL], options, case.out / "most.log") as ports:
+        planned = case.requests(int(BURST_REQUESTS / case.rate * 1e9), case.rate, 0)
+        job = Job(f"127.0.0.1:{ports['grpc_port']}", planned, BURST, 0, closed_users=USERS)
+        with progress_bar("measuring the most that is served", BURST) as seen:
+            samples, _ = run(job, seen)
+    return sustains(samples, case.model.traffic, BURST // 3, BURST)
 
 
-def as_json(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """An infinite latency (requests that were refused) is null."""
-    return [{name: None if value == inf else value for name, value in asdict(row).items()} for row in results]
+def _load(
+    case: Case, ports: Mapping[str, int], planned: Sequence[Planned], duration: int, drain: int, name: str, shown: str
+) -> Loaded:
+    """Send it; raw samples of requests and of the server go to files called `name`."""
+    folder = case.out / name
+    if folder.is_dir():  # of an earlier run
+        for path in folder.iterdir():
+            path.unlink()
+    page = triton(f"http://127.0.0.1:{ports['metrics_port']}/metrics")
+    recorder = Recorder([page, Nvml(), Host()], SAMPLING, Ring(folder, RING))
+    with recorder, progress_bar(shown, duration) as seen:
+        samples, client = run(Job(f"127.0.0.1:{ports['grpc_port']}", planned, duration, drain), seen)
+    write(case.out / f"{name}.jsonl", samples)
+    return Loaded(samples, duration, client, recorder.window, folder)

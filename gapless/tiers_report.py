@@ -7,39 +7,16 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from itertools import product
-from typing import Any, Literal
+from typing import Any
 
 from rich.table import Table
+
+from gapless.bars import Bar, line, ratio
 
 OVERLOADED = 0.1  # of the output asked for that an overload leaves undone when it ends
 
 Round = dict[str, dict[str, Any]]  # by policy, what `tiers.under` found
-
-
-@dataclass(frozen=True)
-class Bar:
-    """A claim about one number: `values` of each round, their median against `limit`. None is infinite."""
-
-    name: str
-    values: Sequence[float | None]
-    bound: Literal["<=", ">=", "<"]
-    limit: float
-
-    @property
-    def value(self) -> float:
-        return statistics.median(float("inf") if value is None else value for value in self.values)
-
-    @property
-    def held(self) -> bool:
-        if self.bound == ">=":
-            return self.value >= self.limit
-        return self.value < self.limit if self.bound == "<" else self.value <= self.limit
-
-    def as_json(self) -> dict[str, Any]:
-        value = None if self.value == float("inf") else self.value
-        return asdict(self) | {"value": value, "held": self.held}
 
 
 def bars(scenario: str, rounds: Sequence[Round], first: str, last: str) -> list[Bar]:
@@ -65,15 +42,6 @@ def bars(scenario: str, rounds: Sequence[Round], first: str, last: str) -> list[
                 shares = [r["weighted"]["tiers"][first][key] for r in rounds]
                 found.append(Bar(f"share of {first} {what} over the {metric.upper()} target", shares, "<", 0.01))
     return found
-
-
-def ratio(value: float | None, other: float | None) -> float | None:
-    """`value` over `other`, where None is infinite; over nothing, anything is infinite."""
-    if value is None:
-        return None
-    if other is None:
-        return 0.0
-    return value / other if other else (None if value else 1.0)
 
 
 def _latency(run: dict[str, Any], tier: str, metric: str) -> float | None:
@@ -148,7 +116,7 @@ def lines(found: Sequence[Bar], rounds: Sequence[Round]) -> list[str]:
         "prompts not cached) per second while the load lasted; lost: requests refused + failed.",
         f"Preemptions: {evicted}. Of the output asked for, not there when the load ended: {undone}.",
         *(f"No verdict on {policy}: {run['client']['lagged']}" for policy, run in runs if run["client"]["lagged"]),
-        *map(_line, found),
+        *map(line, found),
     ]
 
 
@@ -161,12 +129,3 @@ def quiet(scenario: str, rounds: Sequence[Round]) -> str | None:
         f"No verdict: of the output asked for only {run['undone']:.0%} was not there when the load ended, under "
         f"{OVERLOADED:.0%}, so this was no overload; measure on a machine without other work"
     )
-
-
-def _line(bar: Bar) -> str:
-    told = f"{'held  ' if bar.held else 'MISSED'}  {bar.name}: {_number(bar.value)} (limit {bar.bound} {bar.limit:g}"
-    return told + (f"; rounds {', '.join(map(_number, bar.values))})" if len(bar.values) > 1 else ")")
-
-
-def _number(value: float | None) -> str:
-    return "∞" if value in (None, float("inf")) else f"{value:.3f}"

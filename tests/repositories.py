@@ -43,13 +43,15 @@ def chat_repository(folder: Path, weights: Path, **parameters: str) -> Path:
     return folder
 
 
-def scripted_repository(folder: Path, weights: Path, step_seconds: float, **parameters: str) -> Path:
-    """The scripted model behind the chat model's own tensors."""
-    version = folder / "scripted" / "1"
+def scripted_repository(
+    folder: Path, weights: Path, step_seconds: float, name: str = "scripted", **parameters: str
+) -> Path:
+    """The scripted model behind the chat model's own tensors; may be called again for another one beside it."""
+    version = folder / name / "1"
     version.mkdir(parents=True)
     shutil.copy(HERE / "models" / "scripted" / "model.py", version)
     parameters |= {"step_seconds": str(step_seconds), "tokenizer": str(weights)}
-    configure(folder, chat("scripted", parameters=parameters))
+    configure(folder, chat(name, parameters=parameters))
     return folder
 
 

@@ -16,10 +16,11 @@ from repositories import configure
 from config_gen.sla.arrivals import lognormal
 from config_gen.sla.spec import Lengths, load
 from gapless import tiers, tiers_load
+from gapless.bars import Bar, ratio
 from gapless.commands import bench_tiers
 from gapless.model_files import add_model
 from gapless.tiers_predicted import errors
-from gapless.tiers_report import Bar, bars, lines, predictions, quiet, ratio
+from gapless.tiers_report import bars, lines, predictions, quiet
 from loadtest.run import LoadtestError
 from loadtest.samples import Sample
 

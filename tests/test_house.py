@@ -175,6 +175,21 @@ def test_prometheus_on_path_is_linked_and_without_any_one_line_says_what_to_do(t
     assert run(target / "prometheus").stdout == "prometheus\n"
 
 
+def test_chromium_on_path_is_linked_and_without_it_one_line_says_what_to_do(tmp_path: Path) -> None:
+    tools, target = tmp_path / "tools", tmp_path / "target"
+    for name in ("bash", "mkdir", "ln", "id"):  # no apt-get
+        program(tools / name, f'exec {shutil.which(name)} "$@"')
+    script = ROOT / "scripts/get-chromium.sh"
+    without = run("/bin/bash", script, target, PATH=str(tools))
+    assert without.returncode == 2 and len(without.stderr.splitlines()) == 1
+    assert "chromium is not on PATH" in without.stderr
+    program(tmp_path / "there" / "chromium", "echo chromium")
+    assert run("/bin/bash", script, target, PATH=f"{tmp_path / 'there'}:{tools}").returncode == 0
+    assert run(target / "chromium").stdout == "chromium\n"
+    assert run("/bin/bash", script, target, PATH=f"{target}:{tools}").returncode == 0  # an activated environment
+    assert run(target / "chromium").stdout == "chromium\n"
+
+
 def planned(checkout: Path, target: str, *more: str) -> list[str]:
     """Command lines `make` would run for a target."""
     done = run("make", "--no-print-directory", "-n", target, *more, cwd=checkout)
@@ -200,7 +215,7 @@ def test_each_make_target_sets_itself_up_once(checkout: Path, target: str) -> No
     assert any(re.search(r"pip .*install .*'torch==2\.13\.0' 'numpy<2' --editable", line) for line in first)
     assert first[-len(TARGETS[target]) :] == TARGETS[target]
     (checkout / ".venv").mkdir()
-    for stamp in (".made", ".run", ".dev", ".prometheus"):
+    for stamp in (".made", ".run", ".dev", ".prometheus", ".chromium"):
         (checkout / ".venv" / stamp).touch()
     assert planned(checkout, target) == TARGETS[target]
     newer = (checkout / ".venv" / ".dev").stat().st_mtime + 10

@@ -158,6 +158,35 @@ class FakeDriver:
     def nvmlDeviceGetEnforcedPowerLimit(self, gpu: int) -> int:
         return 400_000
 
+    def nvmlDeviceGetPowerManagementDefaultLimit(self, gpu: int) -> int:
+        return 450_000
+
+    def nvmlDeviceGetMaxClockInfo(self, gpu: int, clock: int) -> int:
+        return {pynvml.NVML_CLOCK_SM: 1980, pynvml.NVML_CLOCK_MEM: 2619}[clock]
+
+    def nvmlDeviceGetCurrPcieLinkGeneration(self, gpu: int) -> int:
+        return 4
+
+    def nvmlDeviceGetMaxPcieLinkGeneration(self, gpu: int) -> int:
+        return 5
+
+    def nvmlDeviceGetCurrPcieLinkWidth(self, gpu: int) -> int:
+        return 8
+
+    def nvmlDeviceGetMaxPcieLinkWidth(self, gpu: int) -> int:
+        return 16
+
+    def nvmlDeviceGetPersistenceMode(self, gpu: int) -> int:
+        if gpu:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return pynvml.NVML_FEATURE_ENABLED
+
+    def nvmlSystemGetDriverVersion(self) -> str:
+        return "570.86.15"
+
+    def nvmlSystemGetCudaDriverVersion_v2(self) -> int:
+        return 12080
+
     def nvmlDeviceGetTemperature(self, gpu: int, sensor: int) -> int:
         return 71
 
@@ -191,15 +220,25 @@ def test_what_a_driver_tells_is_named_with_its_units(monkeypatch: pytest.MonkeyP
         'nvml_memory_total_bytes{gpu="0"}': 80e9,
         'nvml_power_watts{gpu="0"}': 312.5,
         'nvml_power_limit_watts{gpu="0"}': 400,
+        'nvml_power_default_limit_watts{gpu="0"}': 450,
         'nvml_temperature_celsius{gpu="0"}': 71,
         'nvml_clock_mhz{clock="sm",gpu="0"}': 1410,
         'nvml_clock_mhz{clock="memory",gpu="0"}': 1215,
         'nvml_pcie_bytes_per_second{direction="rx",gpu="0"}': 12e9,
+        'nvml_clock_max_mhz{clock="sm",gpu="0"}': 1980,
+        'nvml_clock_max_mhz{clock="memory",gpu="0"}': 2619,
         'nvml_pcie_bytes_per_second{direction="tx",gpu="0"}': 3000,
+        'nvml_pcie_generation{gpu="0",of="now"}': 4,
+        'nvml_pcie_generation{gpu="0",of="most"}': 5,
+        'nvml_pcie_lanes{gpu="0",of="now"}': 8,
+        'nvml_pcie_lanes{gpu="0",of="most"}': 16,
+        'nvml_persistence_mode{gpu="0"}': 1,
+        'nvml_driver_info{cuda="12.8",driver="570.86.15",gpu="0"}': 1,
     }
     missing = {key.replace('gpu="0"', 'gpu="1"') for key in first} - found.keys()
     assert missing == {
         'nvml_memory_reserved_bytes{gpu="1"}',
+        'nvml_persistence_mode{gpu="1"}',
         'nvml_pcie_bytes_per_second{direction="rx",gpu="1"}',
         'nvml_pcie_bytes_per_second{direction="tx",gpu="1"}',
     }

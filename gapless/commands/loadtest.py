@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from config_gen.sla import quantity
-from config_gen.sla.spec import load
+from config_gen.sla.spec import Spec, load
 from config_gen.sla.timing import Timing, TimingError, unevenness
 from config_gen.sla.timing import rates as rates_of
 from gapless import loads
@@ -23,6 +24,10 @@ from loadtest import comparison_report, recording, report
 from loadtest.recording import Recording
 from loadtest.replay import Choice
 
+if TYPE_CHECKING:
+    from gapless.load_report import LoadReport
+
+ROOMS = ("config_gen", "gapless", "loadtest", "observe")  # what of ours is missing is a defect
 MINUTE = 60 * 10**9  # ns
 MOST_USERS = 1000
 ARRIVALS = "poisson; constant: evenly spaced; bursts[:CV]: gaps with this coefficient of variation, 3 unless given"
@@ -34,6 +39,8 @@ TRACE = (
     "replay a CSV file or JSON lines instead: timestamp, model, tier, prompt_tokens, output_tokens, or the columns of "
     "Azure's public LLM traces"
 )
+PAGE = "write a page, report.html, with all numbers and plots, and each plot as PNG"
+METRICS = "of --report: Triton's metrics page, looked at meanwhile; default: port 8002 of the host of --url"
 
 
 def duration_option(what: str = "how long to send") -> Any:
@@ -71,6 +78,8 @@ def run(
     ] = None,
     threshold: Annotated[float, threshold_option()] = THRESHOLD,  # type: ignore[assignment]
     json_file: Annotated[Path | None, typer.Option("--json", help="write the report as JSON")] = None,
+    report_folder: Annotated[Path | None, typer.Option("--report", help=PAGE, metavar="DIR")] = None,
+    metrics: Annotated[str | None, typer.Option(help=METRICS, metavar="URL")] = None,
 ) -> None:
     """Exit 0 when all targets were kept and nothing got worse than the baseline, 1 when not, 2 on bad input.
 
@@ -80,7 +89,8 @@ def run(
     moving = Moving(arrivals, rates)
     _check_together(moving, trace, tier, users, rate_scale, baseline is not None)
     before = Baseline.open(baseline, (samples, json_file)) if baseline is not None else None
-    parts = pick_parts(load(sla), model, tokenizer)
+    spec = load(sla)
+    parts = pick_parts(spec, model, tokenizer)
     if trace is not None:
         chosen = loads.replayed(Choice(trace, parts, model is not None, tier, rate_scale, duration), seed)
     elif users is not None:
@@ -90,14 +100,35 @@ def run(
         chosen = loads.declared(parts, duration or MINUTE, rate_scale, seed, timed, moving.notes())
     if before is not None:
         before.check(chosen.asked)
-    taken = loads.send(chosen, url, ui)
+    page = _page(report_folder, metrics, url, sla, spec)
+    with page.recording(chosen.duration) if page else nullcontext():
+        taken = loads.send(chosen, url, ui)
     write_samples(samples, taken)
     result, console = loads.reported(chosen, taken), Console()
     report.show(result, console)
+    if page is not None:
+        page.finish(result, taken, console)
     lines = before.finish(taken, threshold, console) if before else []
     compared = {"comparison": comparison_report.as_json(lines, threshold)} if lines else {}
     write_json(json_file, report.as_json(result) | compared)
     raise typer.Exit(0 if result.held and not comparison_report.regressions(lines) else 1)
+
+
+def _page(folder: Path | None, metrics: str | None, url: str, sla: Path, spec: Spec) -> LoadReport | None:
+    """What --report asks for. Raises UsageError."""
+    if folder is None:
+        if metrics is not None:
+            raise UsageError("--metrics: is shown in a report; give --report, or leave it out")
+        return None
+    try:
+        from gapless.load_report import LoadReport  # what samples and draws takes a second to import
+    except ModuleNotFoundError as missing:
+        package = (missing.name or "").split(".")[0]
+        if package in ("", *ROOMS):
+            raise
+        told = f"--report: needs the package {package}; pip install 'gapless[loadtest,observe]'"
+        raise UsageError(told) from None
+    return LoadReport(folder, metrics, url, sla, spec)
 
 
 def write_samples(path: Path | None, taken: Recording) -> None:

@@ -22,7 +22,7 @@ from decode.executors.cost_model import Law, Measured
 from decode.executors.gpu_cost import GpuLaw, GpuMemory, ModelShape, gpu_table
 from decode.executors.model_config import ModelConfig
 from decode.options import ServiceOptions
-from gapless import rounds as case
+from gapless import rounds_simulated as case
 from gapless import simulation
 from gapless.commands.loadtest import duration_option
 from gapless.errors import UsageError

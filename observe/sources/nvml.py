@@ -91,6 +91,7 @@ def _memory(device: Any) -> Iterator[Number]:
 def _power(device: Any) -> Iterator[Number]:
     yield "nvml_power_watts", {}, pynvml.nvmlDeviceGetPowerUsage(device) / 1000
     yield "nvml_power_limit_watts", {}, pynvml.nvmlDeviceGetEnforcedPowerLimit(device) / 1000
+    yield "nvml_power_default_limit_watts", {}, pynvml.nvmlDeviceGetPowerManagementDefaultLimit(device) / 1000
 
 
 def _temperature(device: Any) -> Iterator[Number]:
@@ -100,6 +101,11 @@ def _temperature(device: Any) -> Iterator[Number]:
 def _clocks(device: Any) -> Iterator[Number]:
     for clock, kind in CLOCKS.items():
         yield "nvml_clock_mhz", {"clock": clock}, pynvml.nvmlDeviceGetClockInfo(device, kind)
+
+
+def _highest_clocks(device: Any) -> Iterator[Number]:
+    for clock, kind in CLOCKS.items():
+        yield "nvml_clock_max_mhz", {"clock": clock}, pynvml.nvmlDeviceGetMaxClockInfo(device, kind)
 
 
 def _throttled(device: Any) -> Iterator[Number]:
@@ -116,12 +122,36 @@ def _pcie(device: Any) -> Iterator[Number]:
         yield "nvml_pcie_bytes_per_second", {"direction": direction}, speed
 
 
+def _link(device: Any) -> Iterator[Number]:
+    """As PCIe runs now, slower while idle, and at most with this card in this slot."""
+    yield "nvml_pcie_generation", {"of": "now"}, pynvml.nvmlDeviceGetCurrPcieLinkGeneration(device)
+    yield "nvml_pcie_generation", {"of": "most"}, pynvml.nvmlDeviceGetMaxPcieLinkGeneration(device)
+    yield "nvml_pcie_lanes", {"of": "now"}, pynvml.nvmlDeviceGetCurrPcieLinkWidth(device)
+    yield "nvml_pcie_lanes", {"of": "most"}, pynvml.nvmlDeviceGetMaxPcieLinkWidth(device)
+
+
+def _persistence(device: Any) -> Iterator[Number]:
+    """1 where the driver keeps a card up that nobody uses."""
+    yield "nvml_persistence_mode", {}, pynvml.nvmlDeviceGetPersistenceMode(device)
+
+
+def _driver(_: Any) -> Iterator[Number]:
+    """1; the labels say which driver it is, and the highest CUDA that it takes."""
+    cuda = pynvml.nvmlSystemGetCudaDriverVersion_v2()
+    labels = {"driver": pynvml.nvmlSystemGetDriverVersion(), "cuda": f"{cuda // 1000}.{cuda % 1000 // 10}"}
+    yield "nvml_driver_info", labels, 1.0
+
+
 PARTS: tuple[Callable[[Any], Iterator[Number]], ...] = (
     _utilization,
     _memory,
     _power,
     _temperature,
     _clocks,
+    _highest_clocks,
     _throttled,
     _pcie,
+    _link,
+    _persistence,
+    _driver,
 )

@@ -1,8 +1,8 @@
 """A model for tests of the serving path: the real edge, service and engine over an executor that draws by rule.
 
 Token `position` of every answer is 300 + position % 64. A prompt that holds RAISE makes its step raise, one that holds
-DIE ends the engine's thread. The parameter `tiers` takes the place of TIERS; `steps_to` names a file for
-its step log.
+DIE ends the engine's thread. The parameter `tiers` takes the place of TIERS; `mode` is the engine's; `steps_to` names a
+file for its step log.
 """
 
 from __future__ import annotations
@@ -48,10 +48,17 @@ class TritonPythonModel:
 
         stub.check_numpy()
         parameters = json.loads(args["model_config"])["parameters"]
-        told = {name: parameters[name]["string_value"] for name in ("tiers",) if name in parameters}
-        tiers = ServiceOptions.from_parameters(told).tiers if told else TIERS
+        told = {name: parameters[name]["string_value"] for name in ("tiers", "mode") if name in parameters}
+        options = ServiceOptions.from_parameters(told)
+        tiers = options.tiers if "tiers" in told else TIERS
         config = EngineConfig(
-            num_pages=1024, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=2048, tiers=tiers, vocab_size=49152
+            num_pages=1024,
+            max_num_seqs=8,
+            max_num_batched_tokens=64,
+            max_model_len=2048,
+            mode=options.mode,
+            tiers=tiers,
+            vocab_size=49152,
         )
         executor = ScriptedExecutor(float(parameters["step_seconds"]["string_value"]))
         tokenizer = Tokenizer.load(Path(parameters["tokenizer"]["string_value"]))
