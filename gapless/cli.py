@@ -20,7 +20,7 @@ COMMANDS = {
     "verify": "Plan, generate, serve and load as declared; measured beside predicted.",
     "loadtest": "Send the declared traffic and give a verdict per traffic class.",
     "compare": "Lay a recorded run beside an earlier one of the same load: what changed by more than chance.",
-    "observe": "Sample Triton, GPUs and this machine into a bounded ring of files; say what its memory does.",
+    "observe": "Sample Triton, GPUs and this machine into a bounded ring of files; what memory does; a trace of steps.",
     "doctor": "Say what ails a server, from a folder of samples: causes, evidence, what to do.",
     "simulate": "Predict what the declared traffic would get, with the scheduler that serves, on a virtual clock.",
     "rounds": "The reported case on the real server: four configurations of the engine under the same load.",

@@ -43,9 +43,8 @@ def _check(path: Path) -> None:
         mode = path.stat().st_mode
     except FileNotFoundError:
         target = os.path.realpath(path)  # of a link that leads nowhere yet: the link stays
-        os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
-        os.unlink(target)
-        return
+        with tempfile.TemporaryFile(dir=os.path.dirname(target)):  # not `path` itself: somebody may wait for it
+            return
     stream = stat.S_ISCHR(mode) or (not stat.S_ISDIR(mode) and str(path).startswith(STREAMS))
     if stat.S_ISDIR(mode):
         raise OSError(None, "is a folder")

@@ -57,3 +57,20 @@ def test_the_check_leaves_everything_as_it_was(tmp_path: Path) -> None:
 def test_a_full_disk_at_the_end_is_one_line() -> None:
     with pytest.raises(UsageError, match="--json: /dev/full: No space left on device; the result is lost"):
         write_json(Path("/dev/full"), {"a": 1})
+
+
+def test_the_check_never_makes_the_file_for_which_somebody_may_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--ready-file` was there, empty, for a moment: who waited for it read nothing, before the server was ready."""
+    made: list[str] = []
+    opened = os.open
+
+    def watched(path: object, *rest: int, **more: int | None) -> int:
+        file = opened(path, *rest, **more)  # type: ignore[arg-type]
+        made.extend(str(one) for one in tmp_path.iterdir())
+        return file
+
+    monkeypatch.setattr(os, "open", watched)
+    check_outputs(ready_file=tmp_path / "ready.json")
+    assert str(tmp_path / "ready.json") not in made and list(tmp_path.iterdir()) == []

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import queue
 from collections import Counter
 from itertools import count
 from pathlib import Path
 
 import pytest
 from logged import CONFIG, MS, Logged, ask, busy
+from tiny_models import random_model, save_hf
 
+from builders.llm import build_llm
+from decode.assembly import build_service
 from decode.config import ConfigError
 from decode.draft import Draft
 from decode.executors.cost_model import work_of
 from decode.executors.gpu_cost import StepWork
+from decode.options import ServiceOptions
 from decode.plan import Finished, Rejected, Started, StepPlan, Submit
 from decode.scheduler import Scheduler
 from decode.step_file import MOST, StepFile, StepFileError, law_steps, newest, read
 from decode.step_log import Entry, Part, steps
+from decode.stream import Output
+from decode.text import Tokenizer
+from decode.types import Request, SamplingParams
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -192,3 +200,20 @@ def test_a_line_that_is_none_of_a_log_is_told_with_its_number(tmp_path: Path, li
     path.write_bytes(b"".join([*lines[:5], line, *lines[5:]]))
     with pytest.raises(StepFileError, match=r"steps: line 6 is no line of a step log"):
         list(read(path)[1])
+
+
+def test_a_served_model_logs_its_steps_where_the_option_says(
+    tmp_path: Path, smollm2_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, outputs = tmp_path / "steps", queue.SimpleQueue[Output]()
+    tokenizer = Tokenizer.load(smollm2_dir)  # the tiny model has none
+    monkeypatch.setattr(Tokenizer, "load", lambda folder: tokenizer)
+    model = build_llm(f"hf:{save_hf(random_model('llama'), tmp_path / 'hf')}", tmp_path / "built").out
+    service = build_service(model, ServiceOptions(kv_cache_memory=2**22, step_log=str(path)))
+    service.submit(Request("a", (5, 6, 7), SamplingParams(max_tokens=3, ignore_eos=True, seed=0)), outputs.put)
+    while not outputs.get(timeout=60).final:
+        pass
+    service.close(10)
+    entries = list(read(path)[1])
+    assert [entry.step for entry in entries] == [0, 1, 2] and service.stats().steps == 3
+    assert [(one.id, one.reason, one.output) for one in entries[-1].gone] == [("a#0", "length", 3)]

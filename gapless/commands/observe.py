@@ -1,4 +1,4 @@
-"""`gapless observe`: samples of Triton, GPUs and this machine in a bounded ring of files; what memory does."""
+"""`gapless observe`: samples of Triton, GPUs and this machine in a bounded ring; what memory does; a trace of steps."""
 
 from __future__ import annotations
 
