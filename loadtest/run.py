@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from config_gen.percentiles import percentile
 from loadtest.samples import Planned, Sample, read
 
 P99 = Fraction(99, 100)
+NEEDED = ("locust", "grpc")  # what only the load generator's process imports
 BURST_ENDED = "the burst ended"  # the error of requests that a closed burst cut off
 
 
@@ -68,8 +70,11 @@ def run(
 ) -> tuple[list[Sample], Client]:
     """Run `job` to its end; `opened` hears the address of its web page.
 
-    Raises LoadtestError when the server cannot be used as asked.
+    Raises LoadtestError when the server cannot be used as asked, ModuleNotFoundError where a package is missing.
     """
+    for name in NEEDED:
+        if importlib.util.find_spec(name) is None:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
     with tempfile.TemporaryDirectory(prefix="gapless-") as folder:
         path = Path(folder) / "samples.jsonl"
         last = _work(job, path, progress, opened)
