@@ -61,6 +61,7 @@ class _Client(BaseModel):
     send_lag: Annotated[float, Field(ge=0)]
     loop_lag: Annotated[float, Field(ge=0)]
     cpu: Annotated[float, Field(ge=0)]
+    began: Annotated[int, Field(strict=True, ge=0)]
 
 
 class _Tier(BaseModel):
@@ -127,7 +128,7 @@ def read(path: Path) -> Recording:
     samples = list(_samples(path, lines[1:], sent))
     if len(samples) != head.requests:
         raise RecordingError(f"{path}: holds {len(samples)} samples, and line 1 says {head.requests}: it was cut off")
-    client = Client(head.client.send_lag, head.client.loop_lag, head.client.cpu)
+    client = Client(**head.client.model_dump())
     return Recording(head.duration, head.seed, head.rate_scale, client, sent, samples)
 
 

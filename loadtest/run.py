@@ -48,11 +48,15 @@ class Job:
 
 @dataclass(frozen=True)
 class Client:
-    """How the load generator itself did: P99 of its lags in ns, and the share of one core it used."""
+    """How the load generator itself did: P99 of its lags in ns, and the share of one core it used.
+
+    `began` is the run's time 0 by its machine's clock, in ns since the epoch: what was seen elsewhere goes by that.
+    """
 
     send_lag: float  # actual minus intended send time
     loop_lag: float  # how late its event loop wakes a sleeper
     cpu: float
+    began: int = 0
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,7 @@ def run(
         send_lag=percentile(send_lags, P99) if send_lags else 0,
         loop_lag=percentile(sorted(last["lags"]), P99) if last["lags"] else 0,
         cpu=last["cpu"] / last["wall"],
+        began=last["began"],
     )
 
 

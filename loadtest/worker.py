@@ -41,7 +41,7 @@ class Run:
         self.duration, self.drain = int(job["duration"]), int(job["drain"])
         self.closed_users = int(job["closed_users"])
         self.samples: list[Sample] = []
-        self._start = time.monotonic_ns()
+        self._start, self.began = time.monotonic_ns(), time.time_ns()
         self.connection = Connection(job["url"], inputs, self.now)
         self.environment = Environment(user_classes=user_classes(self), catch_exceptions=False)
         self.runner = self.environment.create_local_runner()
@@ -55,7 +55,7 @@ class Run:
         return time.monotonic_ns() - self._start
 
     def begin(self) -> None:
-        self._start = time.monotonic_ns()
+        self._start, self.began = time.monotonic_ns(), time.time_ns()
 
     def send(self, request: Planned, intended: int) -> None:
         """Send one request and wait for its end; keep its sample and tell locust."""
@@ -153,7 +153,7 @@ def execute(run: Run) -> dict[str, object]:
     gevent.killall(beside)
     after = resource.getrusage(resource.RUSAGE_SELF)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {"wall": wall, "cpu": int(cpu * 1e9), "lags": run.connection.lags}
+    return {"began": run.began, "wall": wall, "cpu": int(cpu * 1e9), "lags": run.connection.lags}
 
 
 def main() -> int:
