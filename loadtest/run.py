@@ -82,7 +82,7 @@ def run(
     with tempfile.TemporaryDirectory(prefix="gapless-") as folder:
         path = Path(folder) / "samples.jsonl"
         last = _work(job, path, progress, opened)
-        taken = read(path)
+        taken = sorted(read(path), key=lambda sample: (sample.intended, sample.id))
     send_lags = sorted(sample.sent - sample.intended for sample in taken)
     return taken, Client(
         send_lag=percentile(send_lags, P99) if send_lags else 0,

@@ -1,8 +1,8 @@
 """The load generator, a process of its own: `python -m loadtest.worker` reads a job as JSON on stdin.
 
-Locust's users are greenlets of the main thread and say when to send; the connection is on a thread of its own, which is
-why nothing is patched here. Reports progress and its own lag as JSON lines on stdout and writes raw samples to a file.
-Must not know targets or verdicts.
+Locust's users are greenlets of the main thread and say what is sent when; the connection is on a thread of its own,
+which is why nothing is patched here. Reports progress and its own lag as JSON lines on stdout and writes raw samples to
+a file. Must not know targets or verdicts.
 """
 
 import os
@@ -14,12 +14,12 @@ import json
 import resource
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import gevent
 from gevent.event import AsyncResult
-from gevent.pool import Group
 from locust import User, task
 from locust.env import Environment
 from locust.exception import StopUser
@@ -31,20 +31,31 @@ from loadtest.samples import Planned, Sample
 from loadtest.unary import Inputs
 
 REPORT_PERIOD = 0.25  # s between progress lines
+LEAD = 100_000_000  # ns from when users are started to time 0
+# A request is handed to the connection that long, in ns, before it is due. The connection's own loop keeps the time: so
+# users wake once for all requests of some 50 ms, and what sends and receives is not kept from it by what plans.
+AHEAD = 100_000_000
+
+Report = Callable[[dict[str, object]], None]
 
 
 class Run:
     """One job under way: its clock, its connection, its samples."""
 
-    def __init__(self, job: dict[str, Any], requests: list[Planned], inputs: dict[str, Inputs]) -> None:
+    def __init__(
+        self, job: dict[str, Any], requests: list[Planned], inputs: dict[str, Inputs], environment: Environment
+    ) -> None:
         self.requests = requests
         self.duration, self.drain = int(job["duration"]), int(job["drain"])
         self.closed_users = int(job["closed_users"])
         self.samples: list[Sample] = []
-        self._start, self.began = time.monotonic_ns(), time.time_ns()
+        self.began = time.time_ns()
+        self._start = time.monotonic_ns()
+        self._shown = bool(job["ui"])
+        self._seen = self._failed = 0  # samples that progress has been told of
         self.connection = Connection(job["url"], inputs, self.now)
-        self.environment = Environment(user_classes=user_classes(self), catch_exceptions=False)
-        self.runner = self.environment.create_local_runner()
+        self.environment = environment
+        environment.user_classes = user_classes(self)
 
     @property
     def unanswered(self) -> str:
@@ -54,19 +65,35 @@ class Run:
     def now(self) -> int:
         return time.monotonic_ns() - self._start
 
-    def begin(self) -> None:
-        self._start, self.began = time.monotonic_ns(), time.time_ns()
+    def begin(self, at: int) -> None:
+        """Time 0 is `at` on the monotonic clock."""
+        self._start, self.began = at, time.time_ns() + at - time.monotonic_ns()
 
     def send(self, request: Planned, intended: int) -> None:
-        """Send one request and wait for its end; keep its sample and tell locust."""
-        ended: AsyncResult[Sample] = AsyncResult()
-        self.connection.send(request, intended, ended.set)
-        sample = ended.get()
-        self.samples.append(sample)
+        """Send one request now and wait for its end."""
+        ended: AsyncResult[None] = AsyncResult()
+
+        def keep(sample: Sample) -> None:
+            self.samples.append(sample)
+            ended.set()
+
+        self.connection.send(request, intended, keep)
+        ended.get()
+
+    def progress(self) -> dict[str, object]:
+        """How far it is. Where its page is shown, locust hears of what ended since this was last asked."""
+        fresh = self.samples[self._seen :]
+        self._seen += len(fresh)
+        self._failed += sum(sample.outcome != "ok" for sample in fresh)
+        for sample in fresh if self._shown else ():
+            self._tell_locust(sample)
+        return {"now": self.now(), "ended": self._seen, "in_flight": self.connection.in_flight, "failed": self._failed}
+
+    def _tell_locust(self, sample: Sample) -> None:
         self.environment.events.request.fire(
             request_type="gRPC",
-            name=f"{request.model}/{request.tier}",
-            response_time=((sample.end or 0) - intended) / 1e6,
+            name=f"{sample.model}/{sample.tier}",
+            response_time=((sample.end or 0) - sample.intended) / 1e6,
             response_length=sample.output_tokens,
             exception=RuntimeError(sample.error) if sample.outcome != "ok" else None,
             context={},
@@ -77,10 +104,13 @@ def user_classes(run: Run) -> list[type[User]]:
     """One locust user class per model and tier (open loop), or one for the whole mix (closed loop)."""
     if run.closed_users:
         return [closed_user(run)]
-    return [open_user(run, *sender) for sender in dict.fromkeys((r.model, r.tier) for r in run.requests)]
+    senders: dict[tuple[str, str], list[Planned]] = {}
+    for request in run.requests:
+        senders.setdefault((request.model, request.tier), []).append(request)
+    return [open_user(run, f"{model}/{tier}", requests) for (model, tier), requests in senders.items()]
 
 
-def open_user(run: Run, model: str, tier: str) -> type[User]:
+def open_user(run: Run, name: str, requests: list[Planned]) -> type[User]:
     """The dispatcher of a model's tier: sends each request at its time, whatever became of those before it."""
 
     class TierUser(User):
@@ -88,16 +118,25 @@ def open_user(run: Run, model: str, tier: str) -> type[User]:
 
         @task
         def walk(self) -> None:
-            in_flight = Group()
-            for request in run.requests:
-                if (request.model, request.tier) == (model, tier):
-                    gevent.sleep(max(0, (request.at - run.now()) / 1e9))
-                    in_flight.spawn(run.send, request, request.at)
-            while not in_flight.join(timeout=max(0.1, (run.duration + run.drain - run.now()) / 1e9)):
+            left = len(requests)
+            ended: AsyncResult[None] = AsyncResult()
+
+            def keep(sample: Sample) -> None:
+                nonlocal left
+                run.samples.append(sample)
+                left -= 1
+                if not left:
+                    ended.set()
+
+            for request in requests:
+                if (early := request.at - run.now()) > AHEAD:
+                    gevent.sleep((early - AHEAD / 2) / 1e9)
+                run.connection.send(request, request.at, keep)
+            while not ended.wait(timeout=max(0.1, (run.duration + run.drain - run.now()) / 1e9)) and left:
                 run.connection.abandon(run.unanswered)
             raise StopUser
 
-    TierUser.__name__ = f"{model}/{tier}"
+    TierUser.__name__ = name
     return TierUser
 
 
@@ -107,6 +146,9 @@ def closed_user(run: Run) -> type[User]:
 
     class MixUser(User):
         fixed_count = run.closed_users
+
+        def on_start(self) -> None:
+            gevent.sleep(max(0, -run.now() / 1e9))
 
         @task
         def send_next(self) -> None:
@@ -118,11 +160,10 @@ def closed_user(run: Run) -> type[User]:
     return MixUser
 
 
-def watch_progress(run: Run) -> None:
+def watch_progress(run: Run, report: Report) -> None:
     while True:
         gevent.sleep(REPORT_PERIOD)
-        failed = sum(sample.outcome != "ok" for sample in run.samples)
-        say({"now": run.now(), "ended": len(run.samples), "in_flight": run.connection.in_flight, "failed": failed})
+        report(run.progress())
 
 
 def say(message: dict[str, object]) -> None:
@@ -136,24 +177,37 @@ def end_closed(run: Run) -> None:
         gevent.sleep(0.05)
 
 
-def execute(run: Run) -> dict[str, object]:
-    """Run the job to its end; the worker's last message."""
+def execute(run: Run, at: int, start: Callable[[], None], report: Report) -> dict[str, object]:
+    """Run the job to its end, its time 0 being `at` on the monotonic clock; the worker's last message.
+
+    `start` starts the users, who wait for their times.
+    """
     gc.collect()
     gc.freeze()  # the plan is large and stays: no collection should walk it while times are taken
+    run.begin(at)
+    start()
+    gevent.sleep(max(0, -run.now() / 1e9))
     before = resource.getrusage(resource.RUSAGE_SELF)
-    run.begin()
     run.connection.watch_lag()
-    beside = [gevent.spawn(watch_progress, run)]
+    beside = [gevent.spawn(watch_progress, run, report)]
     if run.closed_users:
         beside.append(gevent.spawn(end_closed, run))
-    run.runner.start(users := sum(one.fixed_count for one in run.environment.user_classes), spawn_rate=max(100, users))
-    gevent.joinall([run.runner.spawning_greenlet])
-    run.runner.user_greenlets.join()
+    run.environment.runner.user_greenlets.join()
     wall = run.now()
     gevent.killall(beside)
     after = resource.getrusage(resource.RUSAGE_SELF)
+    report(run.progress())
+    if not run.closed_users and len(run.samples) != len(run.requests):
+        raise RuntimeError(f"{len(run.requests)} requests were planned and {len(run.samples)} came to an end")
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return {"began": run.began, "wall": wall, "cpu": int(cpu * 1e9), "lags": run.connection.lags}
+
+
+def start_locally(run: Run) -> None:
+    """All users, by locust's runner for one process."""
+    runner = run.environment.runner
+    runner.start(users := sum(one.fixed_count for one in run.environment.user_classes), spawn_rate=max(100, users))
+    gevent.joinall([runner.spawning_greenlet])
 
 
 def main() -> int:
@@ -164,19 +218,19 @@ def main() -> int:
     except probe.Unusable as error:
         print(error, file=sys.stderr)
         return probe.Unusable.exit_status
-    run = Run(job, requests, inputs)
-    page = web.Page(run.environment) if job["ui"] else None
+    environment = Environment(catch_exceptions=False)
+    run = Run(job, requests, inputs, environment)
+    runner = environment.create_local_runner()
+    page = web.Page(environment) if job["ui"] else None
     if page is not None:
         say({"ui": page.url})
-    last = execute(run)
+    last = execute(run, time.monotonic_ns() + LEAD, lambda: start_locally(run), say)
     if page is not None:
         page.close()
-    if not run.closed_users and len(run.samples) != len(run.requests):
-        raise RuntimeError(f"{len(run.requests)} requests were planned and {len(run.samples)} came to an end")
-    samples.write(Path(job["samples"]), sorted(run.samples, key=lambda sample: (sample.intended, sample.id)))
+    samples.write(Path(job["samples"]), run.samples)
     say(last)
     run.connection.close()
-    run.runner.quit()
+    runner.quit()
     return 0
 
 

@@ -24,7 +24,7 @@ def run(
     seed: Annotated[int, typer.Option(help="When texts are sent.")] = 0,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all results here.")] = None,
 ) -> None:
-    """What one process of the load generator can do beside idle models. Exit 1 when it lags: then it is the bottleneck."""
+    """Load idle models from one process of the load generator. Exit 1 when it lags, and so is the bottleneck."""
     check_outputs(json=json_file)
     console, bench = Console(), generator.Bench(rate, streams, pace, duration, repeat, seed)
     mine, others = generator.cores()
