@@ -22,6 +22,7 @@ COMMANDS = {
     "serve": "Start Triton with a model repository, wait until it answers, and keep it alive.",
     "verify": "Plan, generate, serve and load as declared; measured beside predicted.",
     "loadtest": "Send the declared traffic and give a verdict per traffic class.",
+    "loadworker": "Join a load test that is led elsewhere, and send a share of its requests.",
     "compare": "Lay a recorded run beside an earlier one of the same load: what changed by more than chance.",
     "observe": "Sample Triton, GPUs and this machine into a bounded ring of files; say what its memory does.",
     "simulate": "Predict what the declared traffic would get, with the scheduler that serves, on a virtual clock.",

@@ -15,6 +15,7 @@ EXTRAS = {
     "demo": "build,embedded,loadtest",
     "generate": "build,loadtest",
     "loadtest": "loadtest",
+    "loadworker": "loadtest",
     "observe": "observe",
     "plan": "build,loadtest",
     "simulate": "build,loadtest",

@@ -1,211 +1,33 @@
-"""The load generator, a process of its own: `python -m loadtest.worker` reads a job as JSON on stdin.
+"""The load generator as one process of its own: `python -m loadtest.worker` reads a job as JSON on stdin.
 
-Locust's users are greenlets of the main thread and say what is sent when; the connection is on a thread of its own,
-which is why nothing is patched here. Reports progress and its own lag as JSON lines on stdout and writes raw samples to
-a file. Must not know targets or verdicts.
+Reports progress and its own lag as JSON lines on stdout and writes raw samples to a file. Must not know targets or
+verdicts.
 """
 
-import os
+from __future__ import annotations
 
-os.environ["LOCUST_SKIP_MONKEY_PATCH"] = "1"
-
-import gc
 import json
-import resource
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import gevent
-from gevent.event import AsyncResult
-from locust import User, task
 from locust.env import Environment
-from locust.exception import StopUser
+from locust.runners import LocalRunner
 
 from loadtest import probe, samples, web
-from loadtest.connection import Connection
-from loadtest.run import BURST_ENDED
-from loadtest.samples import Planned, Sample
-from loadtest.unary import Inputs
+from loadtest.load import Run, execute
+from loadtest.samples import Planned
 
-REPORT_PERIOD = 0.25  # s between progress lines
 LEAD = 100_000_000  # ns from when users are started to time 0
-# A request is handed to the connection that long, in ns, before it is due. The connection's own loop keeps the time: so
-# users wake once for all requests of some 50 ms, and what sends and receives is not kept from it by what plans.
-AHEAD = 100_000_000
-
-Report = Callable[[dict[str, object]], None]
-
-
-class Run:
-    """One job under way: its clock, its connection, its samples."""
-
-    def __init__(
-        self, job: dict[str, Any], requests: list[Planned], inputs: dict[str, Inputs], environment: Environment
-    ) -> None:
-        self.requests = requests
-        self.duration, self.drain = int(job["duration"]), int(job["drain"])
-        self.closed_users = int(job["closed_users"])
-        self.samples: list[Sample] = []
-        self.began = time.time_ns()
-        self._start = time.monotonic_ns()
-        self._shown = bool(job["ui"])
-        self._seen = self._failed = 0  # samples that progress has been told of
-        self.connection = Connection(job["url"], inputs, self.now)
-        self.environment = environment
-        environment.user_classes = user_classes(self)
-
-    @property
-    def unanswered(self) -> str:
-        """What becomes of requests that are still in flight after the drain."""
-        return f"no end of answer {self.drain / 1e9:g} s after the load ended" if self.drain else BURST_ENDED
-
-    def now(self) -> int:
-        return time.monotonic_ns() - self._start
-
-    def begin(self, at: int) -> None:
-        """Time 0 is `at` on the monotonic clock."""
-        self._start, self.began = at, time.time_ns() + at - time.monotonic_ns()
-
-    def send(self, request: Planned, intended: int) -> None:
-        """Send one request now and wait for its end."""
-        ended: AsyncResult[None] = AsyncResult()
-
-        def keep(sample: Sample) -> None:
-            self.samples.append(sample)
-            ended.set()
-
-        self.connection.send(request, intended, keep)
-        ended.get()
-
-    def progress(self) -> dict[str, object]:
-        """How far it is. Where its page is shown, locust hears of what ended since this was last asked."""
-        fresh = self.samples[self._seen :]
-        self._seen += len(fresh)
-        self._failed += sum(sample.outcome != "ok" for sample in fresh)
-        for sample in fresh if self._shown else ():
-            self._tell_locust(sample)
-        return {"now": self.now(), "ended": self._seen, "in_flight": self.connection.in_flight, "failed": self._failed}
-
-    def _tell_locust(self, sample: Sample) -> None:
-        self.environment.events.request.fire(
-            request_type="gRPC",
-            name=f"{sample.model}/{sample.tier}",
-            response_time=((sample.end or 0) - sample.intended) / 1e6,
-            response_length=sample.output_tokens,
-            exception=RuntimeError(sample.error) if sample.outcome != "ok" else None,
-            context={},
-        )
-
-
-def user_classes(run: Run) -> list[type[User]]:
-    """One locust user class per model and tier (open loop), or one for the whole mix (closed loop)."""
-    if run.closed_users:
-        return [closed_user(run)]
-    senders: dict[tuple[str, str], list[Planned]] = {}
-    for request in run.requests:
-        senders.setdefault((request.model, request.tier), []).append(request)
-    return [open_user(run, f"{model}/{tier}", requests) for (model, tier), requests in senders.items()]
-
-
-def open_user(run: Run, name: str, requests: list[Planned]) -> type[User]:
-    """The dispatcher of a model's tier: sends each request at its time, whatever became of those before it."""
-
-    class TierUser(User):
-        fixed_count = 1
-
-        @task
-        def walk(self) -> None:
-            left = len(requests)
-            ended: AsyncResult[None] = AsyncResult()
-
-            def keep(sample: Sample) -> None:
-                nonlocal left
-                run.samples.append(sample)
-                left -= 1
-                if not left:
-                    ended.set()
-
-            for request in requests:
-                if (early := request.at - run.now()) > AHEAD:
-                    gevent.sleep((early - AHEAD / 2) / 1e9)
-                run.connection.send(request, request.at, keep)
-            while not ended.wait(timeout=max(0.1, (run.duration + run.drain - run.now()) / 1e9)) and left:
-                run.connection.abandon(run.unanswered)
-            raise StopUser
-
-    TierUser.__name__ = name
-    return TierUser
-
-
-def closed_user(run: Run) -> type[User]:
-    """Users that each send the next request of the mix as soon as their last one ended, until time is up."""
-    remaining = iter(run.requests)
-
-    class MixUser(User):
-        fixed_count = run.closed_users
-
-        def on_start(self) -> None:
-            gevent.sleep(max(0, -run.now() / 1e9))
-
-        @task
-        def send_next(self) -> None:
-            request = next(remaining, None)
-            if request is None or run.now() >= run.duration:
-                raise StopUser
-            run.send(request, run.now())
-
-    return MixUser
-
-
-def watch_progress(run: Run, report: Report) -> None:
-    while True:
-        gevent.sleep(REPORT_PERIOD)
-        report(run.progress())
 
 
 def say(message: dict[str, object]) -> None:
     print(json.dumps(message), flush=True)
 
 
-def end_closed(run: Run) -> None:
-    gevent.sleep((run.duration + run.drain) / 1e9)
-    while True:
-        run.connection.abandon(run.unanswered)
-        gevent.sleep(0.05)
-
-
-def execute(run: Run, at: int, start: Callable[[], None], report: Report) -> dict[str, object]:
-    """Run the job to its end, its time 0 being `at` on the monotonic clock; the worker's last message.
-
-    `start` starts the users, who wait for their times.
-    """
-    gc.collect()
-    gc.freeze()  # the plan is large and stays: no collection should walk it while times are taken
-    run.begin(at)
-    start()
-    gevent.sleep(max(0, -run.now() / 1e9))
-    before = resource.getrusage(resource.RUSAGE_SELF)
-    run.connection.watch_lag()
-    beside = [gevent.spawn(watch_progress, run, report)]
-    if run.closed_users:
-        beside.append(gevent.spawn(end_closed, run))
-    run.environment.runner.user_greenlets.join()
-    wall = run.now()
-    gevent.killall(beside)
-    after = resource.getrusage(resource.RUSAGE_SELF)
-    report(run.progress())
-    if not run.closed_users and len(run.samples) != len(run.requests):
-        raise RuntimeError(f"{len(run.requests)} requests were planned and {len(run.samples)} came to an end")
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {"began": run.began, "wall": wall, "cpu": int(cpu * 1e9), "lags": run.connection.lags}
-
-
-def start_locally(run: Run) -> None:
-    """All users, by locust's runner for one process."""
-    runner = run.environment.runner
+def start(run: Run, runner: LocalRunner) -> None:
+    """All users of the job."""
     runner.start(users := sum(one.fixed_count for one in run.environment.user_classes), spawn_rate=max(100, users))
     gevent.joinall([runner.spawning_greenlet])
 
@@ -219,14 +41,14 @@ def main() -> int:
         print(error, file=sys.stderr)
         return probe.Unusable.exit_status
     environment = Environment(catch_exceptions=False)
-    run = Run(job, requests, inputs, environment)
-    runner = environment.create_local_runner()
+    run, runner = Run(job, requests, inputs, environment), environment.create_local_runner()
     page = web.Page(environment) if job["ui"] else None
     if page is not None:
-        say({"ui": page.url})
-    last = execute(run, time.monotonic_ns() + LEAD, lambda: start_locally(run), say)
+        say({"tell": page.told})
+    last = execute(run, runner, time.monotonic_ns() + LEAD, lambda: start(run, runner), say)
     if page is not None:
         page.close()
+    run.check_whole()
     samples.write(Path(job["samples"]), run.samples)
     say(last)
     run.connection.close()
