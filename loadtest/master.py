@@ -202,10 +202,8 @@ class Master:
         say({"now": max(0, time.monotonic_ns() - self._start), **sums})
 
 
-def main() -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of a terminal: whoever started this answers it
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    job = json.load(sys.stdin)
+def run(job: dict[str, Any]) -> None:
+    """Say all there is to say of a job; its workers are gone afterwards. Raises LoadtestError, WorkerLost."""
     host, _, port = job["crew"]["bind"].rpartition(":")
     environment = Environment()
     master = Master(job, environment, host or LOOPBACK, int(port or 0))
@@ -219,14 +217,21 @@ def main() -> int:
             master.start_children()
         with Path(job["samples"]).open("wb") as file:
             last = master.lead(file)
-    except (LoadtestError, WorkerLost) as error:
-        print(error, file=sys.stderr)
-        return LOST if isinstance(error, WorkerLost) else LoadtestError.exit_status
     finally:
         if page is not None:
             page.close()
         master.close()
     say(last)
+
+
+def main() -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of a terminal: whoever started this answers it
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        run(json.load(sys.stdin))
+    except (LoadtestError, WorkerLost) as error:
+        print(error, file=sys.stderr)
+        return LOST if isinstance(error, WorkerLost) else LoadtestError.exit_status
     return 0
 
 

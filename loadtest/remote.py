@@ -17,7 +17,7 @@ from typing import Any
 
 import gevent
 from locust.env import Environment
-from locust.runners import STATE_STOPPED, WorkerRunner
+from locust.runners import STATE_CLEANUP, STATE_STOPPED, WorkerRunner
 
 from config_gen.percentiles import percentile
 from loadtest import link, probe, samples
@@ -25,6 +25,7 @@ from loadtest.load import Run, execute
 from loadtest.run import P99, LoadtestError
 from loadtest.samples import Planned
 
+ENDED = (STATE_CLEANUP, STATE_STOPPED)  # of locust's runner once it was told to quit
 Tell = Callable[[str], None]
 
 
@@ -79,12 +80,12 @@ class _End:
 
     def wait_for_the_end(self) -> None:
         """Until the master has all it wanted."""
-        while self.runner.state != STATE_STOPPED:
+        while self.runner.state not in ENDED:
             gevent.sleep(0.05)
 
     def check_led(self) -> None:
         """Raise MasterGone when locust's runner was told to quit, or heard nothing from the master for too long."""
-        if self.runner.state == STATE_STOPPED:
+        if self.runner.state in ENDED:
             raise MasterGone(f"the master on {self.runner.master_host}:{self.runner.master_port} ended the run")
 
 
@@ -135,7 +136,7 @@ def _hand_over(end: _End, run: Run, last: dict[str, object]) -> None:
 
 def _end_with_the_master() -> None:
     """A process that the master started holds the reading end of a pipe whose other end closes when the master ends."""
-    sys.stdin.buffer.read()
+    os.read(sys.stdin.fileno(), 1)
     os._exit(1)
 
 
