@@ -1,6 +1,7 @@
 """`gapless …`: one sub-command per module of `gapless.commands`, loaded only when it is called.
 
-Errors a user can mend carry `exit_status`; they are printed as one line. Anything else is a defect and keeps its trace.
+Errors a user can mend carry `exit_status`; they are printed as one line, as is a package of an extra that is not
+installed. Anything else is a defect and keeps its trace.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import importlib
 import sys
 
 import typer
+
+from gapless import extras
 
 COMMANDS = {
     "build": "Turn model sources into what the server loads: LLMs, and engines that passed an accuracy gate.",
@@ -19,6 +22,7 @@ COMMANDS = {
     "serve": "Start Triton with a model repository, wait until it answers, and keep it alive.",
     "verify": "Plan, generate, serve and load as declared; measured beside predicted.",
     "loadtest": "Send the declared traffic and give a verdict per traffic class.",
+    "loadworker": "Join a load test that is led elsewhere, and send a share of its requests.",
     "compare": "Lay a recorded run beside an earlier one of the same load: what changed by more than chance.",
     "observe": "Sample Triton, GPUs and this machine into a bounded ring of files; what memory does; a trace of steps.",
     "doctor": "Say what ails a server, from a folder of samples: causes, evidence, what to do.",
@@ -35,11 +39,20 @@ def main() -> None:
         _main()
     except KeyboardInterrupt:  # while a command is still being imported; later typer answers it
         sys.exit(130)
+    except ModuleNotFoundError as error:
+        if (line := extras.missing(error, _wanted())) is None:
+            raise
+        print(f"gapless: {line}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _wanted() -> str:
+    return sys.argv[1] if len(sys.argv) > 1 else ""
 
 
 def _main() -> None:
     app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-    wanted = sys.argv[1] if len(sys.argv) > 1 else ""
+    wanted = _wanted()
     for name, summary in COMMANDS.items():
         if name == wanted:
             module = importlib.import_module(f"gapless.commands.{name}")

@@ -15,7 +15,7 @@ from config_gen.sla.spec import LlmModel
 from gapless.parts import notes
 from loadtest import replay, report, verdict
 from loadtest.recording import Recording, Sent
-from loadtest.run import Client, Job, LoadtestError
+from loadtest.run import ALONE, Client, Crew, Job, LoadtestError
 from loadtest.run import Progress as Seen
 from loadtest.run import run as run_job
 from loadtest.same_load import Asked
@@ -88,11 +88,11 @@ def replayed(choice: replay.Choice, seed: int) -> Load:
     return Load(choice.parts, planned, max(SHORTEST, trace.last), choice.scale, seed, trace.notes(choice.path))
 
 
-def send(load: Load, url: str, ui: bool = False) -> Recording:
-    """Send it all. Raises LoadtestError when the server cannot be used as asked."""
-    job = Job(url, load.planned, load.duration, DRAIN, load.users, ui)
+def send(load: Load, url: str, ui: bool = False, crew: Crew = ALONE) -> Recording:
+    """Send it all. Raises LoadtestError when the server cannot be used as asked, WorkerLost."""
+    job = Job(url, load.planned, load.duration, DRAIN, load.users, ui, crew)
     with progress_bar("Loading", load.duration) as seen:
-        taken, client = run_job(job, seen, _tell_page)
+        taken, client = run_job(job, seen, _tell)
     duration = load.duration
     if load.users and len(taken) == len(load.planned):  # the users were through before time was up
         duration = min(duration, max(sample.end or duration for sample in taken))
@@ -131,8 +131,8 @@ def _judged_as_sent(
     return replace(found, verdicts=[replace(one, ruling="none", reason=reason) for one in found.verdicts])
 
 
-def _tell_page(url: str) -> None:
-    print(f"Locust's page, until the run ends: {url}", file=sys.stderr, flush=True)
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 @contextmanager

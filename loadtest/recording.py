@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from config_gen.sla.quantity import show_percentile
 from config_gen.sla.spec import Targets
-from loadtest.run import Client
+from loadtest.run import Client, Worker
 from loadtest.samples import Sample, Time
 from loadtest.verdict import METRICS
 
@@ -62,6 +62,7 @@ class _Client(BaseModel):
     loop_lag: Annotated[float, Field(ge=0)]
     cpu: Annotated[float, Field(ge=0)]
     began: Annotated[int, Field(strict=True, ge=0)]
+    workers: tuple[Worker, ...]
 
 
 class _Tier(BaseModel):
@@ -128,7 +129,7 @@ def read(path: Path) -> Recording:
     samples = list(_samples(path, lines[1:], sent))
     if len(samples) != head.requests:
         raise RecordingError(f"{path}: holds {len(samples)} samples, and line 1 says {head.requests}: it was cut off")
-    client = Client(**head.client.model_dump())
+    client = Client(**dict(head.client))
     return Recording(head.duration, head.seed, head.rate_scale, client, sent, samples)
 
 

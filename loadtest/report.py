@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from config_gen.sla.quantity import show_duration, show_percentile
+from loadtest import client_report
 from loadtest.intervals import Interval
 from loadtest.run import Client
 from loadtest.verdict import METRICS, SHOWN, ClassSummary, Verdict, lag_reason
@@ -134,18 +135,12 @@ def explained(report: Report) -> str:
     tokens = any(_has_tokens(summary) for model in report.models for summary in model.classes)
     itl = "ITL is per token (a message of n tokens is n equal gaps); " if tokens or not report.models else ""
     since = "when its user was free to send" if report.closed_users else "the intended send time"
-    return f"Latency counts from {since}; {itl}refused and failed requests count as ∞.{_generator(report.client)}"
+    told = f"Latency counts from {since}; {itl}refused and failed requests count as ∞."
+    return f"{told} {client_report.sentence(report.client)}".rstrip()
 
 
 def _has_tokens(summary: ClassSummary) -> bool:
     return "itl" in summary.latencies
-
-
-def _generator(client: Client | None) -> str:
-    if client is None:
-        return ""
-    lags = f"{show_duration(client.send_lag)} sending, {show_duration(client.loop_lag)} event loop"
-    return f" Load generator: {client.cpu:.0%} of a core, P99 of its lag {lags}."
 
 
 def _headline(summary: ClassSummary) -> str:
@@ -196,7 +191,7 @@ def as_json(report: Report) -> dict[str, Any]:
         "rate_scale": report.rate_scale,
         "closed_users": report.closed_users,
         "notes": list(report.notes),
-        "client": _client_json(report.client),
+        "client": client_report.as_json(report.client),
         "models": {model.name: _model_json(model) for model in report.models},
     }
 
@@ -217,16 +212,6 @@ def _model_json(model: ModelReport) -> dict[str, Any]:
             }
             for verdict in model.verdicts
         ],
-    }
-
-
-def _client_json(client: Client | None) -> dict[str, float] | None:
-    if client is None:
-        return None
-    return {
-        "send_lag_p99_s": client.send_lag / 1e9,
-        "loop_lag_p99_s": client.loop_lag / 1e9,
-        "cores": client.cpu,
     }
 
 

@@ -99,7 +99,12 @@ class Sample:
 def write(path: Path, samples: Iterable[Sample]) -> None:
     with path.open("w", encoding="utf-8") as file:
         for sample in samples:
-            file.write(json.dumps(asdict(sample), ensure_ascii=False) + "\n")
+            file.write(line(sample) + "\n")
+
+
+def line(sample: Sample) -> str:
+    """One sample as JSON."""
+    return json.dumps(asdict(sample), ensure_ascii=False)
 
 
 def read(path: Path) -> list[Sample]:

@@ -1,4 +1,4 @@
-"""A request to an LLM over tritonclient's asyncio gRPC streaming, timed at the moment a message arrives.
+"""A request to an LLM over gRPC's asyncio streaming, timed at the moment a message arrives.
 
 One stream a request: an error on a stream carries no request id, which is why a stream never holds two. Must not know
 schedules, targets or locust.
@@ -8,62 +8,50 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Callable
-from typing import Any
 
 import grpc
 import numpy as np
-import tritonclient.grpc as triton
+from tritonclient.grpc import service_pb2
 
 from loadtest.answer import Answer
 from loadtest.samples import Planned
+from loadtest.wire import Tensor, numbers, request, strings
+
+TRUE = np.array([True])
 
 
-async def once(request: Planned) -> AsyncIterator[dict[str, Any]]:
+async def once(planned: Planned) -> AsyncIterator[service_pb2.ModelInferRequest]:
     """The only request of a stream; the server ends the stream after its answer."""
-    yield {
-        "model_name": request.model,
-        "inputs": _inputs(request),
-        "request_id": request.id,
-        "parameters": {"tier": request.tier},
-    }
+    yield request(planned, _inputs(planned))
 
 
-async def receive(answer: Answer, responses: Any, clock: Callable[[], int]) -> None:
+async def receive(answer: Answer, responses: grpc.aio.StreamStreamCall, clock: Callable[[], int]) -> None:
     """Take messages until the server ends the stream, or the answer is at its end.
 
-    An error of the model before any token is a refusal; one of the connection (it has a status), a failure.
+    An error of the model before any token is a refusal; one of the connection, a failure.
     """
     try:
-        async for result, error in responses:
-            if error is not None:
-                lost = answer.begun or error.status()
-                answer.fail(clock(), "failed" if lost else "rejected", str(error.message()))
+        async for response in responses:
+            if response.error_message:
+                answer.fail(clock(), "failed" if answer.begun else "rejected", response.error_message)
                 responses.cancel()
                 return
-            answer.take(clock(), result.get_response())
+            answer.take(clock(), response.infer_response)
         answer.finish(clock())
     except grpc.RpcError as error:
         answer.fail(clock(), "failed", str(error.details()))
 
 
-def _inputs(request: Planned) -> list[triton.InferInput]:
-    sampling = {"max_tokens": request.max_tokens, "ignore_eos": True, "temperature": 0}
+def _inputs(planned: Planned) -> list[Tensor]:
+    sampling = {"max_tokens": planned.max_tokens, "ignore_eos": True, "temperature": 0}
     return [
-        *_prompt(request),
-        _input("stream", True, "BOOL"),
-        _input("sampling_parameters", json.dumps(sampling).encode(), "BYTES"),
+        _prompt(planned),
+        numbers("stream", "BOOL", TRUE),
+        strings("sampling_parameters", (1,), json.dumps(sampling).encode()),
     ]
 
 
-def _prompt(request: Planned) -> list[triton.InferInput]:
-    if request.ids:
-        tensor = triton.InferInput("input_ids", [len(request.ids)], "INT64")
-        tensor.set_data_from_numpy(np.array(request.ids, dtype=np.int64))
-        return [tensor]
-    return [_input("messages", json.dumps(request.messages).encode(), "BYTES")]
-
-
-def _input(name: str, value: bytes | bool, datatype: str) -> triton.InferInput:
-    tensor = triton.InferInput(name, [1], datatype)
-    tensor.set_data_from_numpy(np.array([value], dtype=bool if datatype == "BOOL" else object))
-    return tensor
+def _prompt(planned: Planned) -> Tensor:
+    if planned.ids:
+        return numbers("input_ids", "INT64", np.array(planned.ids, dtype=np.int64))
+    return strings("messages", (1,), json.dumps(planned.messages).encode())

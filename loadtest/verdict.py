@@ -141,9 +141,10 @@ def lag_reason(client: Client | None, targets: Iterable[int]) -> str | None:
     if client is None or max(client.send_lag, client.loop_lag) <= limit:
         return None
     return (
-        f"the client itself lagged (P99 of sending {show_duration(client.send_lag)}, of its event loop "
-        f"{show_duration(client.loop_lag)}; limit {show_duration(limit)}): send less, give it a core, or try again "
-        "when the machine has nothing else to do"
+        "the client itself lagged, the load generator is the bottleneck (P99 of sending "
+        f"{show_duration(client.send_lag)}, of its event loop {show_duration(client.loop_lag)}; limit "
+        f"{show_duration(limit)}): send less, give it a core or more --workers, or try again when the machine has "
+        "nothing else to do"
     )
 
 

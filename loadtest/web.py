@@ -28,7 +28,7 @@ class Page:
         page.app.before_request(_refuse_changes)
         page.start()
         self._page, self._history = page, gevent.spawn(stats_history, environment.runner)
-        self.url = f"http://{HOST}:{_port(page)}/"
+        self.told = f"Locust's page, until the run ends: http://{HOST}:{_port(page)}/"
 
     def close(self) -> None:
         self._history.kill()

@@ -1,9 +1,14 @@
-"""Which memories a window holds, and what their curves say, in sentences. Must not know how curves are judged."""
+"""Which memories a window holds, and what their curves say, in sentences and as JSON.
+
+Must not know how curves are judged.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from math import isfinite
+from typing import NamedTuple
 
 from observe.amounts import show_bytes, show_pages, show_time
 from observe.memory_curve import Curve, study
@@ -41,13 +46,26 @@ MEMORIES = (
 NAMES = {name for memory in MEMORIES for name in (memory.used, *memory.limit, *memory.less)}
 
 
+class Told(NamedTuple):
+    """One memory: what it is called, whether it counts `bytes` or `pages`, its curve, sentences with its numbers."""
+
+    name: str
+    unit: str
+    curve: Curve
+    sentences: list[str]
+
+    @property
+    def leaks(self) -> bool:
+        return self.curve.growth.ruling == "leak"
+
+
 def wanted(series: Series) -> bool:
     """Whether a series is needed for what is said here."""
     return series.name in NAMES
 
 
-def told(window: Window) -> Iterator[tuple[str, Curve, list[str]]]:
-    """What each memory is called, its curve, and sentences with its numbers."""
+def told(window: Window) -> Iterator[Told]:
+    """What each memory of a window shows."""
     for memory in MEMORIES:
         for series, used in window.select(memory.used).items():
             limit = _limit(window, memory, dict(series.labels))
@@ -57,7 +75,28 @@ def told(window: Window) -> Iterator[tuple[str, Curve, list[str]]]:
             if curve is not None:
                 labels = {name: series.label(name) for name in ("gpu", "gpu_uuid", "model", "process", "pid")}
                 name = " ".join(memory.what.format(**labels).split())
-                yield name, curve, list(sentences(curve, show_bytes if memory.scale else show_pages))
+                unit, show = ("bytes", show_bytes) if memory.scale else ("pages", show_pages)
+                yield Told(name, unit, curve, list(sentences(curve, show)))
+
+
+def as_json(found: list[Told]) -> dict[str, object]:
+    """All of them; times in seconds, amounts in each memory's unit, slopes a second, null where nothing is known."""
+    return {"leaking": [one.name for one in found if one.leaks], "memories": [_memory_json(one) for one in found]}
+
+
+def _memory_json(one: Told) -> dict[str, object]:
+    curve = asdict(one.curve) | {"until_full": one.curve.until_full}
+    known: dict[str, object] = {name: _known(value) for name, value in curve.items()}
+    return {"name": one.name, "unit": one.unit, **known, "sentences": one.sentences}
+
+
+def _known(value: object) -> object:
+    """The same without numbers that JSON does not have."""
+    if isinstance(value, dict):
+        return {name: _known(inner) for name, inner in value.items()}
+    if isinstance(value, float):
+        return float(value) if isfinite(value) else None
+    return value
 
 
 def sentences(curve: Curve, show: Callable[[float], str]) -> Iterator[str]:

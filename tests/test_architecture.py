@@ -65,7 +65,7 @@ FOREIGN = {  # libraries a room must not know
     "observe": {"torch", "locust"},
 }
 PB_UTILS = "triton_python_backend_utils"
-SERVED = {"decode.served.model", "engines.served.model"}  # what Triton loads
+SERVED = {"decode.served.model", "engines.served.model", "loadtest.served.model"}  # what Triton loads
 EDGES = SERVED | {"decode.triton_io", "decode.triton_metrics", "decode.stub", "engines.triton_io"}
 # Inside decode, imports point downward: a module may not import one of a higher layer.
 ABOVE_EXECUTORS = {

@@ -75,7 +75,9 @@ def test_a_package_that_is_not_installed_is_named_with_its_extra(tmp_path: Path,
     words = ["gapless", "loadtest", "sla.yaml", "--report", "r"]
     code = f"import sys; sys.modules[{module!r}] = None; sys.argv = {words}; from gapless.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    told = f"gapless: --report: needs the package {module.split('.')[0]}; pip install 'gapless[loadtest,observe]'\n"
+    told = (
+        f"gapless: loadtest: the package {module.split('.')[0]} is missing; pip install 'gapless[loadtest,observe]'\n"
+    )
     assert (done.returncode, done.stdout, done.stderr) == (2, "", told)
     assert [path.name for path in tmp_path.iterdir()] == ["sla.yaml"]
 

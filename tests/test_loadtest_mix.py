@@ -135,7 +135,7 @@ def metadata(*tensors: tuple[str, str, list[int]]) -> SimpleNamespace:
 
 def sent(of: SimpleNamespace, request: Planned) -> dict[str, tuple[str, list[int], bytes]]:
     made = unary.inputs_of(of)(request)
-    return {tensor.name(): (tensor.datatype(), tensor.shape(), tensor._get_content()) for tensor in made}
+    return {tensor.name: (tensor.datatype, list(tensor.shape), tensor.raw) for tensor in made}
 
 
 def test_inputs_are_what_the_model_says_it_takes() -> None:

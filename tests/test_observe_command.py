@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -79,6 +80,7 @@ def test_ctrl_c_ends_it_with_what_was_sampled(tmp_path: Path, number: signal.Sig
         (("--size", "4kB"), "'4kB' is not allowed; at least 1MiB"),
         (("--memory", "no/such/folder"), "no/such/folder: No such file or directory; give a folder that gapless"),
         (("--out", "pyproject.toml"), "pyproject.toml: File exists; give a folder that can be written"),
+        (("--json", "o.json"), "--json: holds what --memory says; give --memory DIR, or leave it out"),
     ],
 )
 def test_mistakes_are_told_and_nothing_is_written(
@@ -114,6 +116,24 @@ def test_a_leak_is_told_in_sentences_and_is_an_exit_status(observe: Observe, tmp
     assert leak.startswith("  LEAK: its lows grow by 25") and "reaches its limit" in leak
     assert rest[2] == "  All of that is reserved; 50% was not even used at the peak."
     assert rest[-1] == "Leaking: GPU 0."
+
+
+def test_what_the_memory_curves_say_is_written_as_json(observe: Observe, tmp_path: Path) -> None:
+    """A leak of a GB an hour from 62 GB, of 80 GB that can be used; and pages, which alternate between two counts."""
+    hour, noise = np.arange(1441) / 360, np.random.default_rng(0).normal(0, 1e7, 1441)
+    written(tmp_path, 62e9 + 1e9 * hour + noise, 80e9)
+    status, out, err = observe("--memory", tmp_path, "--json", tmp_path / "memory.json")
+    assert (status, err) == (1, "")
+    told = json.loads((tmp_path / "memory.json").read_text())
+    assert told["leaking"] == ["GPU 0"]
+    gpu, pages = told["memories"]
+    assert (gpu["name"], gpu["unit"], gpu["growth"]["ruling"]) == ("GPU 0", "bytes", "leak")
+    assert gpu["growth"]["slope"] * 3600 == pytest.approx(1e9, rel=0.02)
+    assert (gpu["seconds"], gpu["limit"]) == (14400, 80e9)
+    assert gpu["until_full"] / 3600 == pytest.approx(80 - 66, rel=0.02)
+    assert (pages["name"], pages["unit"], pages["peak"], pages["limit"]) == ("KV pages of chat", "pages", 101, 202)
+    assert (pages["reserved_unused"], pages["until_full"], pages["teeth"]["period"]) == (0.5, None, None)
+    assert all(f"  {sentence}" in out.splitlines() for one in told["memories"] for sentence in one["sentences"])
 
 
 def test_without_a_leak_it_says_so(observe: Observe, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from decode.options import ServiceOptions
 from decode.workload import Workload
 from gapless import bench_report, served
 from gapless import law as laws
-from gapless.commands import bench_batching, bench_plan, bench_tiers
+from gapless.commands import bench_batching, bench_generator, bench_plan, bench_tiers
 from gapless.commands.bench_tiers import choices
 from gapless.errors import UsageError
 from gapless.machine import describe
@@ -34,6 +34,7 @@ app = typer.Typer(no_args_is_help=True, help="Measure the engine on this machine
 app.command("tiers")(bench_tiers.run)
 app.command("batching")(bench_batching.run)
 app.command("plan")(bench_plan.run)
+app.command("generator")(bench_generator.run)
 
 
 @app.command()

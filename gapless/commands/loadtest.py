@@ -15,6 +15,7 @@ from config_gen.sla.spec import Spec, load
 from config_gen.sla.timing import Timing, TimingError, unevenness
 from config_gen.sla.timing import rates as rates_of
 from gapless import loads
+from gapless.addresses import address_to_bind
 from gapless.baseline import Baseline
 from gapless.commands.compare import THRESHOLD, threshold_option
 from gapless.errors import UsageError
@@ -23,13 +24,15 @@ from gapless.results import check_outputs, write_json, write_text
 from loadtest import comparison_report, recording, report
 from loadtest.recording import Recording
 from loadtest.replay import Choice
+from loadtest.run import Crew
 
 if TYPE_CHECKING:
     from gapless.load_report import LoadReport
 
-ROOMS = ("config_gen", "gapless", "loadtest", "observe")  # what of ours is missing is a defect
 MINUTE = 60 * 10**9  # ns
 MOST_USERS = 1000
+WORKERS = "load generator processes that share the requests, where one is too small"
+BIND = "wait here for these workers, `gapless loadworker` on other machines, instead; trusted networks only"
 ARRIVALS = "poisson; constant: evenly spaced; bursts[:CV]: gaps with this coefficient of variation, 3 unless given"
 RATES = (
     "how the rates move, as TIME:FACTOR points: straight lines between them, level before and after; two at one time "
@@ -71,6 +74,8 @@ def run(
     seed: Annotated[int, typer.Option(help="arrivals, lengths and prompts follow from it")] = 0,
     model: Annotated[str | None, typer.Option(help="model to load alone; default: all that have traffic")] = None,
     tokenizer: Annotated[Path | None, typer.Option(help="tokenizer.json that counts the tokens of texts")] = None,
+    workers: Annotated[int, typer.Option(help=WORKERS, min=1, max=64)] = 1,
+    bind: Annotated[str | None, typer.Option(help=BIND, metavar="HOST:PORT")] = None,
     ui: Annotated[bool, typer.Option("--ui", help="show locust's web page on a free local port meanwhile")] = False,
     samples: Annotated[Path | None, typer.Option(help="write raw samples, one JSON line a request")] = None,
     baseline: Annotated[
@@ -88,6 +93,7 @@ def run(
     check_outputs(sla, samples=samples, json=json_file)
     moving = Moving(arrivals, rates)
     _check_together(moving, trace, tier, users, rate_scale, baseline is not None)
+    crew = _crew(workers, bind, users)
     before = Baseline.open(baseline, (samples, json_file)) if baseline is not None else None
     spec = load(sla)
     parts = pick_parts(spec, model, tokenizer)
@@ -102,7 +108,7 @@ def run(
         before.check(chosen.asked)
     page = _page(report_folder, metrics, url, sla, spec)
     with page.recording(chosen.duration) if page else nullcontext():
-        taken = loads.send(chosen, url, ui)
+        taken = loads.send(chosen, url, ui, crew)
     write_samples(samples, taken)
     result, console = loads.reported(chosen, taken), Console()
     report.show(result, console)
@@ -120,15 +126,16 @@ def _page(folder: Path | None, metrics: str | None, url: str, sla: Path, spec: S
         if metrics is not None:
             raise UsageError("--metrics: is shown in a report; give --report, or leave it out")
         return None
-    try:
-        from gapless.load_report import LoadReport  # what samples and draws takes a second to import
-    except ModuleNotFoundError as missing:
-        package = (missing.name or "").split(".")[0]
-        if package in ("", *ROOMS):
-            raise
-        told = f"--report: needs the package {package}; pip install 'gapless[loadtest,observe]'"
-        raise UsageError(told) from None
+    from gapless.load_report import LoadReport  # what samples and draws takes a second to import
+
     return LoadReport(folder, metrics, url, sla, spec)
+
+
+def _crew(workers: int, bind: str | None, users: int | None) -> Crew:
+    """Who sends. Raises UsageError."""
+    if users is not None and users < workers:
+        raise UsageError(f"--workers: {workers} are more than the {users} of --users that they share; at most {users}")
+    return Crew(workers, "{}:{}".format(*address_to_bind("--bind", bind)) if bind is not None else "")
 
 
 def write_samples(path: Path | None, taken: Recording) -> None:

@@ -19,7 +19,7 @@ from config_gen.sla import quantity
 from decode.step_file import older
 from gapless.commands.loadtest import duration_option
 from gapless.errors import UsageError
-from gapless.results import check_outputs
+from gapless.results import check_outputs, write_json
 from gapless.tracing import write_trace
 from observe import window
 from observe.live import screen
@@ -65,6 +65,7 @@ def run(
         Path | None, typer.Option(help="what gapless serve --option step_log=FILE has written", metavar="FILE")
     ] = None,
     last: Annotated[int | None, duration_option("of the steps, only the last stretch")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="with --memory: write that as JSON")] = None,
 ) -> None:
     """Exit 0; with --memory 1 when something leaks; 2 on bad input."""
     console = Console(highlight=False, soft_wrap=True)
@@ -72,7 +73,9 @@ def run(
         _trace(trace, steps, last, out, memory, console)
         return
     if memory is not None:
-        raise typer.Exit(1 if _tell_memory(memory, console) else 0)
+        raise typer.Exit(1 if _tell_memory(memory, json_file, console) else 0)
+    if json_file is not None:
+        raise UsageError("--json: holds what --memory says; give --memory DIR, or leave it out")
     for option, url in (("metrics", metrics), ("dcgm", dcgm_page)):
         if url is not None and (why := wrong_url(url)):
             raise UsageError(f"--{option}: {why}")
@@ -134,15 +137,17 @@ def _asked_to_end() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def _tell_memory(folder: Path, console: Console) -> bool:
-    """Print what each memory's curve says; whether one leaks."""
+def _tell_memory(folder: Path, json_file: Path | None, console: Console) -> bool:
+    """Print what each memory's curve says, and write it where asked; whether one leaks."""
     from observe import memory_report  # scipy takes a second to import, which sampling does without
 
-    leaks = []
-    for name, curve, sentences in memory_report.told(window.read(folder, memory_report.wanted)):
-        console.print(f"[bold]{escape(name)}[/]")
-        for sentence in sentences:
+    check_outputs(json=json_file)
+    found = list(memory_report.told(window.read(folder, memory_report.wanted)))
+    for one in found:
+        console.print(f"[bold]{escape(one.name)}[/]")
+        for sentence in one.sentences:
             console.print(f"  {sentence}", markup=False, style="bold red" if sentence.startswith("LEAK") else None)
-        leaks += [name] * (curve.growth.ruling == "leak")
+    leaks = [one.name for one in found if one.leaks]
     console.print(f"Leaking: {', '.join(leaks)}." if leaks else "Nothing is seen to leak.", markup=False)
+    write_json(json_file, memory_report.as_json(found))
     return bool(leaks)

@@ -92,12 +92,10 @@ def diagnose(window: Window, spec: Spec | None = None, client: ClientFacts | Non
     """Raises DoctorError when the window is too short to say anything."""
     facts = gather(window, spec, client)
     told = list(memory_report.told(window)) if facts.seconds >= rules_memory.WATCHED else None
-    mine = [(name, curve) for name, curve, _ in told or () if not name.startswith(("KV pages", "this machine"))]
+    mine = [(it.name, it.curve) for it in told or () if not it.name.startswith(("KV pages", "this machine"))]
     found = [*judged(facts), *rules_memory.leaks(iter(mine))]
     calm = (
-        None
-        if told is None
-        else [f"{name}: {curve.teeth.count} teeth, {curve.growth.ruling}." for name, curve, _ in told]
+        None if told is None else [f"{it.name}: {it.curve.teeth.count} teeth, {it.curve.growth.ruling}." for it in told]
     )
     return Diagnosis(facts, tuple(ranked(found)), tuple(checklist(facts, found, calm)))
 
