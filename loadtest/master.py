@@ -78,6 +78,8 @@ class Master:
         """Send all workers home."""
         self._runner.quit()
         for child in self._children:
+            if child.stdin is not None:
+                child.stdin.close()  # one that has not joined yet hears of the end by this alone
             with suppress(subprocess.TimeoutExpired):
                 child.wait(GOODBYE)
             child.kill()
