@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import typer
-from repositories import chat_repository
+from repositories import scripted_repository
 
 from config_gen.sla.spec import load
 from decode.options import ServiceOptions
@@ -147,7 +147,9 @@ def test_all_rounds_on_the_real_server(
     monkeypatch.setattr(rounds, "FLOOD_FOR", 5 * SECOND)
     (tmp_path / "short.yaml").write_text(SHORT)
     monkeypatch.setattr(rounds_report, "SETTLED", 2 * SECOND)
-    repository = chat_repository(tmp_path / "repository", smollm2_dir)
+    repository = scripted_repository(tmp_path / "repository", smollm2_dir, 0.02, "chat")
+    for name in ("config.json", "tokenizer.json"):  # which the command reads
+        (repository / "chat" / "1" / name).symlink_to(smollm2_dir / name)
     with pytest.raises(typer.Exit) as ended:
         command.run(tmp_path / "short.yaml", 4 * SECOND, 2.0, 1, repository, 0, tmp_path / "rounds.json")
     result = json.loads((tmp_path / "rounds.json").read_text())

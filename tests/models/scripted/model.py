@@ -1,13 +1,14 @@
 """A model for tests of the serving path: the real edge, service and engine over an executor that draws by rule.
 
 Token `position` of every answer is 300 + position % 64. A prompt that holds RAISE makes its step raise, one that holds
-DIE ends the engine's thread. The parameter `tiers` takes the place of TIERS; `mode` is the engine's, and `steps_to`
-names a file for its step log.
+DIE ends the engine's thread. The parameter `tiers` takes the place of TIERS; `mode` is the engine's (both may come
+from the launcher's options, too), and `steps_to` names a file for its step log.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from decode.plan import StepPlan, StepResult
 from decode.service import Service
 from decode.step_file import StepFile
 from decode.step_log import StepLog
+from decode.supervision import OPTIONS
 from decode.text import Tokenizer
 
 RAISE, DIE = 40001, 40002
@@ -48,7 +50,9 @@ class TritonPythonModel:
 
         stub.check_numpy()
         parameters = json.loads(args["model_config"])["parameters"]
-        told = {name: parameters[name]["string_value"] for name in ("tiers", "mode") if name in parameters}
+        given = {name: one["string_value"] for name, one in parameters.items()}
+        given |= json.loads(os.environ.get(OPTIONS) or "{}")  # of the launcher, as the real model takes them
+        told = {name: given[name] for name in ("tiers", "mode") if name in given}
         options = ServiceOptions.from_parameters(told)
         tiers = options.tiers if "tiers" in told else TIERS
         config = EngineConfig(
