@@ -32,7 +32,8 @@ MODEL = "chat"
 BURST = 20 * 10**9  # ns that the most is measured for which any round serves
 BURST_REQUESTS, USERS = 3000, 64  # more than a burst can end; as many as the third round runs at once
 FLOOD = 1.3  # times that
-FLOOD_FOR = 60 * 10**9  # ns; of its first third, in which batches fill, nothing counts
+FLOOD_FOR = 60 * 10**9  # ns
+FILLING = 3  # the first part in so many of a flood, in which batches fill, counts for nothing
 DRAIN = 60 * 10**9  # ns that answers may take after the last request of the usual load was sent
 # Of the served model, whatever its repository was configured for: days are compared with each other.
 LIMITS = {"kv_cache_memory": "2GiB", "max_num_batched_tokens": "256"}
@@ -80,35 +81,47 @@ def _option(value: object) -> str:
 
 @dataclass(frozen=True)
 class Loaded:
-    """One load of one round: what came back, and what was sampled of the server meanwhile."""
+    """One load of one round: what came back, and what was sampled of the server meanwhile.
+
+    `settled` ns after its begin it begins to count.
+    """
 
     samples: Sequence[Sample]
     duration: int  # ns
+    settled: int
     client: Client
     window: Window
     folder: Path  # of the samples of the server
 
+    @property
+    def seen(self) -> Window:
+        """Of the server, while it counted: neither batches that fill nor what is left when no more is sent."""
+        return self.window.between(self.client.began + self.settled, self.client.began + self.duration)
+
     def classes(self, model: LlmModel) -> list[ClassSummary]:
         return summarize(self.samples, list(model.traffic), self.duration, targets=model.targets)
 
-    def ended(self, begin: int, tier: str | None = None) -> float:
-        """Requests/s that ended well from `begin` (ns) to the end of the load."""
+    def ended(self, tier: str | None = None) -> float:
+        """Requests/s that ended well while it counted."""
         count = sum(
-            sample.outcome == "ok" and sample.end is not None and begin <= sample.end < self.duration
+            sample.outcome == "ok" and sample.end is not None and self._counts(sample.end)
             for sample in self.samples
             if tier in (None, sample.tier)
         )
-        return count / ((self.duration - begin) / 1e9)
+        return count / ((self.duration - self.settled) / 1e9)
 
-    def tokens(self, begin: int, tier: str | None = None) -> float:
-        """Output tokens/s that came from `begin` (ns) to the end of the load."""
+    def tokens(self, tier: str | None = None) -> float:
+        """Output tokens/s that came while it counted."""
         came = sum(
             count
             for sample in self.samples
             for time, count in sample.messages
-            if tier in (None, sample.tier) and begin <= time < self.duration
+            if tier in (None, sample.tier) and self._counts(time)
         )
-        return came / ((self.duration - begin) / 1e9)
+        return came / ((self.duration - self.settled) / 1e9)
+
+    def _counts(self, moment: int) -> bool:
+        return self.settled <= moment < self.duration
 
     def lagged(self, model: LlmModel) -> str | None:
         """Why the client's times cannot be trusted, or None."""
@@ -138,7 +151,7 @@ def measure(case: Case, told: Callable[[str], None]) -> list[Measured]:
             flooded = _load(case, ports, flood, FLOOD_FOR, 0, f"{number}-flood", f"{name}: flood")
             if not usual:
                 # By output: of one at a time too few requests end to count them.
-                rate = case.load * flooded.tokens(FLOOD_FOR // 3) / fmean(one.max_tokens for one in flood)
+                rate = case.load * flooded.tokens() / fmean(one.max_tokens for one in flood)
                 if not rate:
                     raise LoadtestError(f"{name}: served nothing in {FLOOD_FOR / 1e9:g} s; see {case.out / '1.log'}")
                 usual = case.requests(case.duration, rate, 2)
@@ -176,4 +189,5 @@ def _load(
     with recorder, progress_bar(shown, duration) as seen:
         samples, client = run(Job(f"127.0.0.1:{ports['grpc_port']}", planned, duration, drain), seen)
     write(case.out / f"{name}.jsonl", samples)
-    return Loaded(samples, duration, client, recorder.window, folder)
+    settled = 0 if drain else duration // FILLING
+    return Loaded(samples, duration, settled, client, recorder.window, folder)

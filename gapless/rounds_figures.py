@@ -17,10 +17,13 @@ from loadtest.canvas import INK, Entry, Picture, colours, picture
 from loadtest.latency_figures import distribution
 
 WIDE = 0.7  # of the distance of two bars, or groups of them
-TAKEN = {  # what a round took, and under which load
-    "busy with steps, usual load": ("usual", "busy"),
-    "KV pages used at most, flood": ("flood", "pages"),
+Taken = Mapping[str, tuple[str, str]]  # what a round took: under which load, and its name
+SHARES: Taken = {
+    "in steps, usual load": ("usual", "busy"),
+    "GPUs, usual load": ("usual", "gpu"),
+    "KV pages at most, flood": ("flood", "pages"),
 }
+MEMORY: Taken = {"the model's process, flood": ("flood", "memory"), "GPUs, flood": ("flood", "gpu_memory")}
 
 
 def figures(measured: Sequence[Measured], rows: Sequence[Mapping[str, Any]], model: LlmModel) -> Iterator[Picture]:
@@ -32,7 +35,8 @@ def figures(measured: Sequence[Measured], rows: Sequence[Mapping[str, Any]], mod
     latencies = {name: found[tiers[0]].latencies["e2e"] for name, found in zip(names, classes, strict=True)}
     drawn = distribution(f"{tiers[0]} under the usual load", "e2e", latencies, {}, colours(names))
     yield replace(drawn, name=tiers[0])
-    yield _taken(names, rows)
+    yield _bars("taken", "What it took: time and KV pages", "%", names, rows, SHARES, 100)
+    yield _bars("memory", "What it took: memory, at most", "GiB", names, rows, MEMORY, 1 / 2**30)
 
 
 def _served(names: Sequence[str], rows: Sequence[Mapping[str, Any]], tiers: Sequence[str]) -> Picture:
@@ -56,22 +60,33 @@ def _served(names: Sequence[str], rows: Sequence[Mapping[str, Any]], tiers: Sequ
     return picture("served", "Served of the flood", about, draw)
 
 
-def _taken(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Picture:
-    shades = colours(TAKEN)
+def _bars(
+    name: str,
+    title: str,
+    unit: str,
+    names: Sequence[str],
+    rows: Sequence[Mapping[str, Any]],
+    taken: Taken,
+    scale: float,
+) -> Picture:
+    """A bar for each thing that was taken in each round; nothing for what is not there, as GPUs."""
+    found = {what: [row[load]["use"][key] for row in rows] for what, (load, key) in taken.items()}
+    known = {what: values for what, values in found.items() if any(value is not None for value in values)}
+    shades = colours(known)
 
     def draw(axes: Axes) -> list[Entry]:
-        width, seen = WIDE / len(TAKEN), [0.0]
-        for number, (what, (load, share)) in enumerate(TAKEN.items()):
-            values = [100 * (row[load]["use"][share] or 0.0) for row in rows]
-            places = [at - WIDE / 2 + (number + 0.5) * width for at in range(len(rows))]
-            axes.bar(places, values, width, color=shades[what])
-            seen += values
-        axis.from_zero(axes, "%", seen)
+        width, seen = WIDE / max(1, len(known)), [0.0]
+        for number, (what, values) in enumerate(known.items()):
+            heights = [scale * (value or 0.0) for value in values]
+            axes.bar(
+                [at - WIDE / 2 + (number + 0.5) * width for at in range(len(rows))], heights, width, color=shades[what]
+            )
+            seen += heights
+        axis.from_zero(axes, unit, seen)
         _named(axes, names)
-        return [(what, Patch(color=shades[what])) for what in TAKEN]
+        return [(what, Patch(color=shades[what])) for what in known]
 
-    about = "Share of the time in which a step ran, and of KV memory that was leased."
-    return picture("taken", "What it took", about, draw)
+    return picture(name, title, "As sampled while the load counted, of each round.", draw)
 
 
 def _named(axes: Axes, names: Sequence[str]) -> None:

@@ -16,17 +16,15 @@ from rich.table import Table
 from config_gen.percentiles import percentile
 from config_gen.sla.spec import LlmModel, Spec
 from gapless.bars import Bar, ratio
-from gapless.rounds import FLOOD_FOR, Measured
+from gapless.rounds import Loaded, Measured
 from observe.doctor import diagnosis
 from observe.doctor.gather import DoctorError
 from observe.use import Use
-from observe.window import Window
 
 MORE = 3.75  # times the requests/s of round 1 that round 3 serves at saturation, as was told: 30 over 8
 SOONER = 0.29  # of round 1's P99 that interactive has in round 4, as was told: 0.8 s over 2.8 s
 UNHARMED = 0.95  # of round 3's background throughput that round 4 keeps
 P50, P99 = Fraction(50, 100), Fraction(99, 100)
-SETTLED = FLOOD_FOR // 3  # ns
 
 
 def row(measured: Measured, model: LlmModel, spec: Spec) -> dict[str, Any]:
@@ -35,16 +33,16 @@ def row(measured: Measured, model: LlmModel, spec: Spec) -> dict[str, Any]:
     classes = {one.tier: one for one in usual.classes(model)}
     first, last = next(iter(classes)), list(classes)[-1]
     everybody = sorted(value for one in classes.values() for value in one.latencies["e2e"].samples)
-    background = usual.ended(0, last), usual.tokens(0, last)
+    background = usual.ended(last), usual.tokens(last)
     return {
         "round": measured.round.name,
         "options": dict(measured.options),
         "flood": {
-            "served_per_s": flood.ended(SETTLED),
-            "output_tokens_per_s": flood.tokens(SETTLED),
-            "served_per_s_by_tier": {tier: flood.ended(SETTLED, tier) for tier in classes},
-            "use": _use(Use.of(flood.window)),
-            "doctor": _diagnosis(flood.window, spec),
+            "served_per_s": flood.ended(),
+            "output_tokens_per_s": flood.tokens(),
+            "served_per_s_by_tier": {tier: flood.ended(tier) for tier in classes},
+            "use": _use(Use.of(flood.seen)),
+            "doctor": _diagnosis(flood, spec),
             "samples": str(flood.folder),
             "lagged": flood.lagged(model),
         },
@@ -57,8 +55,8 @@ def row(measured: Measured, model: LlmModel, spec: Spec) -> dict[str, Any]:
                 **{f"{metric}_ms": _percentiles(classes[first].latencies[metric]) for metric in ("ttft", "itl", "e2e")},
             },
             "background": {"tier": last, "served_per_s": background[0], "output_tokens_per_s": background[1]},
-            "use": _use(Use.of(usual.window)),
-            "doctor": _diagnosis(usual.window, spec),
+            "use": _use(Use.of(usual.seen)),
+            "doctor": _diagnosis(usual, spec),
             "samples": str(usual.folder),
             "lagged": usual.lagged(model),
         },
@@ -78,10 +76,10 @@ def _use(use: Use) -> dict[str, float | None]:
     return {name: value if isfinite(value) else None for name, value in asdict(use).items()}
 
 
-def _diagnosis(window: Window, spec: Spec) -> str:
+def _diagnosis(loaded: Loaded, spec: Spec) -> str:
     """What is to be mended first."""
     try:
-        told = diagnosis.diagnose(window, spec)
+        told = diagnosis.diagnose(loaded.seen, spec)
     except DoctorError as error:
         return str(error)
     return "healthy" if told.healthy else told.findings[0].title
@@ -121,9 +119,10 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
         ("served of the flood, requests/s", lambda r: f"{r['flood']['served_per_s']:.2f}"),
         ("  output tokens/s", lambda r: f"{r['flood']['output_tokens_per_s']:.0f}"),
         ("  requests at once", lambda r: _number(r["flood"]["use"]["running"], "{:.1f}")),
-        ("  tokens a step", lambda r: _number(r["flood"]["use"]["tokens"], "{:.1f}")),
+        ("  prompt and output tokens a step", lambda r: _number(r["flood"]["use"]["tokens"], "{:.1f}")),
         ("  KV pages used, at most", lambda r: _number(r["flood"]["use"]["pages"], "{:.0%}")),
         ("  memory of the model", lambda r: _gib(r["flood"]["use"]["memory"])),
+        ("  memory of GPUs", lambda r: _gib(r["flood"]["use"]["gpu_memory"])),
         ("  the doctor says", lambda r: r["flood"]["doctor"]),
         ("usual load: E2E P50", lambda r: _seconds(r["usual"]["e2e_ms"]["p50"])),
         ("  E2E P99", lambda r: _seconds(r["usual"]["e2e_ms"]["p99"])),
@@ -132,13 +131,16 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
         ("    E2E P99", lambda r: _seconds(r["usual"]["first"]["e2e_ms"]["p99"])),
         ("  background tokens/s", lambda r: f"{r['usual']['background']['output_tokens_per_s']:.1f}"),
         ("  busy with steps", lambda r: _number(r["usual"]["use"]["busy"], "{:.0%}")),
+        ("  GPUs busy", lambda r: _number(r["usual"]["use"]["gpu"], "{:.0%}")),
         ("  the doctor says", lambda r: r["usual"]["doctor"]),
         ("told: requests/s", lambda r: r["told"]["served"]),
         ("  P99", lambda r: r["told"]["p99"]),
         ("  more", lambda r: r["told"]["other"]),
     ]
     for name, cell in lines:
-        shown.add_row(name, *map(cell, rows))
+        cells = [cell(one) for one in rows]
+        if set(cells) != {"-"}:  # of what is not there, as GPUs
+            shown.add_row(name, *cells)
     return shown
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from rich.table import Table
 
+from config_gen.percentiles import percentile
 from decode.config import EngineConfig
 from decode.executors.cost_model import Law
 from decode.executors.gpu_cost import GpuMemory
@@ -21,6 +22,7 @@ from gapless.reported_case import ROUNDS, Round
 
 FLOOD = 8.0  # times the declared rates: more than any round serves
 MINUTE = 60 * 10**9  # ns
+P50, P99 = Fraction(50, 100), Fraction(99, 100)
 
 
 @dataclass(frozen=True)
@@ -66,12 +68,12 @@ def _result(one: Round, flood: simulation.Simulated, usual: simulation.Simulated
     [model], [flooded] = usual.report.models, flood.report.models
     classes = model.classes
     latencies = sorted(value for c in classes for value in c.latencies["e2e"].samples)
-    first = classes[0].latencies["e2e"].at(Fraction(99, 100))
+    first = classes[0].latencies["e2e"].at(P99)
     return Result(
         name=one.name,
         served=sum(c.achieved for c in flooded.classes),
-        p50=latencies[len(latencies) // 2] / 1e9,
-        p99=latencies[len(latencies) * 99 // 100] / 1e9,
+        p50=percentile(latencies, P50) / 1e9,
+        p99=percentile(latencies, P99) / 1e9,
         interactive_p99=(first or 0.0) / 1e9,
         background_tokens=classes[-1].output_rate,
         busy=usual.outcome.utilization,

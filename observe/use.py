@@ -19,6 +19,8 @@ class Use:
     tokens: float  # computed in a step, on average: prompts that were not cached, and output
     pages: float  # share of KV memory, at most
     memory: float  # bytes of the processes of models, at most
+    gpu: float  # share of the time in which a kernel ran, on average over GPUs
+    gpu_memory: float  # bytes of all GPUs, at most
 
     @classmethod
     def of(cls, window: Window) -> Use:
@@ -37,6 +39,8 @@ class Use:
             tokens=computed / steps if steps > 0 else NEVER,
             pages=_peak(_sum(window, "gapless_pages_used")) / total if total > 0 else NEVER,
             memory=_peak(_sum(window, "host_process_rss_bytes", process="model")),
+            gpu=_mean(np.concatenate([*window.select("nvml_utilization_percent").values(), [NEVER]])) / 100,
+            gpu_memory=_peak(_sum(window, "nvml_memory_used_bytes")),
         )
 
 

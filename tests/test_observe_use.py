@@ -26,6 +26,10 @@ def test_use_is_computed_from_what_was_sampled() -> None:
         'host_cpu_percent{core="1"}': 0.0,
         'host_process_rss_bytes{model="chat",pid="7",process="model"}': 100.0,
         'host_process_rss_bytes{pid="8",process="server"}': 900.0,
+        'nvml_utilization_percent{gpu="0"}': 90.0,
+        'nvml_utilization_percent{gpu="1"}': 10.0,
+        'nvml_memory_used_bytes{gpu="0"}': 7.0,
+        'nvml_memory_used_bytes{gpu="1"}': 5.0,
     }
     later = first | {
         'gapless_step_seconds_sum{model="chat"}': 13.0,
@@ -45,8 +49,11 @@ def test_use_is_computed_from_what_was_sampled() -> None:
     assert use.tokens == pytest.approx((400 - 300 + 100) / 20)  # prompts that were not cached, and output
     assert use.pages == pytest.approx(40 / 200)
     assert use.memory == 130  # not the server's
+    assert use.gpu == pytest.approx(0.5) and use.gpu_memory == 12
 
 
 def test_what_nobody_said_is_not_a_number() -> None:
     use = Use.of(window.of_samples([(0, {"other": 1.0}), (SECOND, {"other": 2.0})]))
-    assert all(map(isnan, (use.busy, use.cores, use.running, use.tokens, use.pages, use.memory)))
+    assert all(
+        map(isnan, (use.busy, use.cores, use.running, use.tokens, use.pages, use.memory, use.gpu, use.gpu_memory))
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from decode.options import ServiceOptions
 from gapless import bars, rounds, rounds_report
 from gapless.bars import Bar
 from gapless.commands import rounds as command
+from gapless.errors import UsageError
 from gapless.reported_case import ROUNDS
 from loadtest.prompts import by_words
 from loadtest.run import Client, LoadtestError
@@ -27,6 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SLA = ROOT / "sla" / "rounds.yaml"
 MODEL = load(SLA).models["chat"]
 SECOND = 10**9
+CLIENT = Client(0, 0, 0, began=0)
 NOBODY = window.of_samples([(0, {}), (SECOND, {})])
 
 
@@ -43,25 +46,31 @@ def sample(tier: str, messages: Sequence[tuple[int, int]], outcome: str = "ok", 
     return Sample("x", "chat", tier, *told)
 
 
-def loaded(samples: Sequence[Sample], duration: int = 10 * SECOND) -> rounds.Loaded:
-    return rounds.Loaded(samples, duration, Client(0, 0, 0, began=0), NOBODY, Path("o/1-flood"))
+def loaded(samples: Sequence[Sample], settled: int) -> rounds.Loaded:
+    return rounds.Loaded(samples, 10 * SECOND, settled, CLIENT, NOBODY, Path("o/1-flood"))
 
 
 def test_served_counts_good_ends_within_the_load_and_tokens_as_they_came() -> None:
-    found = loaded(
-        [
-            sample("interactive", [(SECOND, 1), (2 * SECOND, 9)]),  # ends before what counts
-            sample("interactive", [(4 * SECOND, 1), (6 * SECOND, 4)]),
-            sample("batch", [(3 * SECOND, 2), (9 * SECOND, 8)]),
-            sample("batch", [(8 * SECOND, 5)], "failed"),  # its tokens came, its end did not
-            sample("batch", [(9 * SECOND, 1), (11 * SECOND, 7)]),  # ends after the load
-        ]
-    )
-    assert found.ended(2 * SECOND) == pytest.approx(3 / 8)  # an end at the very begin counts
-    assert found.ended(3 * SECOND) == pytest.approx(2 / 7)
-    assert found.ended(3 * SECOND, "batch") == pytest.approx(1 / 7)
-    assert found.tokens(3 * SECOND) == pytest.approx((5 + 10 + 5 + 1) / 7)
-    assert found.tokens(3 * SECOND, "interactive") == pytest.approx(5 / 7)
+    samples = [
+        sample("interactive", [(SECOND, 1), (2 * SECOND, 9)]),  # ends before what counts
+        sample("interactive", [(4 * SECOND, 1), (6 * SECOND, 4)]),
+        sample("batch", [(3 * SECOND, 2), (9 * SECOND, 8)]),
+        sample("batch", [(8 * SECOND, 5)], "failed"),  # its tokens came, its end did not
+        sample("batch", [(9 * SECOND, 1), (11 * SECOND, 7)]),  # ends after the load
+    ]
+    assert loaded(samples, 2 * SECOND).ended() == pytest.approx(3 / 8)  # an end at the very begin counts
+    found = loaded(samples, 3 * SECOND)
+    assert found.ended() == pytest.approx(2 / 7)
+    assert found.ended("batch") == pytest.approx(1 / 7)
+    assert found.tokens() == pytest.approx((5 + 10 + 5 + 1) / 7)
+    assert found.tokens("interactive") == pytest.approx(5 / 7)
+
+
+def test_of_the_server_only_what_was_sampled_while_the_load_counted_is_used() -> None:
+    began = 1_000 * SECOND
+    samples = [(began + at * SECOND, {"gapless_running": float(at)}) for at in range(-5, 40)]
+    found = rounds.Loaded([], 10 * SECOND, 4 * SECOND, replace(CLIENT, began=began), window.of_samples(samples), Path())
+    assert Use.of(found.seen).running == pytest.approx(sum(range(4, 11)) / 7)
 
 
 def test_each_round_changes_what_it_says_and_nothing_else() -> None:
@@ -146,20 +155,19 @@ def test_all_rounds_on_the_real_server(
     monkeypatch.setattr(rounds, "BURST", 3 * SECOND)
     monkeypatch.setattr(rounds, "FLOOD_FOR", 5 * SECOND)
     (tmp_path / "short.yaml").write_text(SHORT)
-    monkeypatch.setattr(rounds_report, "SETTLED", 2 * SECOND)
     repository = scripted_repository(tmp_path / "repository", smollm2_dir, 0.02, "chat")
     for name in ("config.json", "tokenizer.json"):  # which the command reads
         (repository / "chat" / "1" / name).symlink_to(smollm2_dir / name)
     with pytest.raises(typer.Exit) as ended:
-        command.run(tmp_path / "short.yaml", 4 * SECOND, 2.0, 1, repository, 0, tmp_path / "rounds.json")
+        command.run(tmp_path / "short.yaml", 4 * SECOND, 2.0, 1, repository, 0, Path("out"), tmp_path / "rounds.json")
     result = json.loads((tmp_path / "rounds.json").read_text())
     [found] = result["runs"]
     trusted = all(one[load_]["lagged"] is None for one in found for load_ in ("flood", "usual"))
     assert ended.value.exit_code == (0 if all(bar["held"] for bar in result["bars"]) and trusted else 1)
     assert [one["round"] for one in found] == [one.name for one in ROUNDS]
     out = capsys.readouterr().out
-    pictures = {path.name for path in Path("out/rounds/1").glob("*.png")}
-    assert pictures == {"served.png", "interactive.png", "taken.png"}
+    pictures = {path.name for path in Path("out/1").glob("*.png")}
+    assert pictures == {"served.png", "interactive.png", "taken.png", "memory.png"}
     assert all(bars.line(Bar(bar["name"], bar["values"], bar["bound"], bar["limit"])) in out for bar in result["bars"])
     serial = window.read(Path(found[0]["flood"]["samples"]))
     assert max(next(iter(serial.select("gapless_running").values()))) == 1
@@ -168,16 +176,19 @@ def test_all_rounds_on_the_real_server(
         for load_ in ("flood", "usual"):
             folder = Path(one[load_]["samples"])
             taken, samples = read(folder.with_suffix(".jsonl")), window.read(folder)
-            assert one[load_]["use"]["busy"] == pytest.approx(Use.of(samples).busy)
             # The server counts tokens that it drew, the client those that reached it before the load was cut off.
             came = sum(count for each in taken for _, count in each.messages)
             assert samples.delta("gapless_output_tokens_total") == pytest.approx(came, rel=0.5, abs=64)
     assert all("10 s are needed" in one[load_]["doctor"] for one in found for load_ in ("flood", "usual"))
-    sent = [{each.id: each.intended for each in read(Path(f"out/rounds/1/{n}-usual.jsonl"))} for n in range(1, 5)]
+    sent = [{each.id: each.intended for each in read(Path(f"out/1/{n}-usual.jsonl"))} for n in range(1, 5)]
     assert sent[0] == sent[1] == sent[2] == sent[3]
 
 
 def test_what_is_not_built_is_told(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"config\.json") as told:
-        command.run(SLA, SECOND, 1.0, 1, tmp_path, 0, None)
+        command.run(SLA, SECOND, 1.0, 1, tmp_path, 0, tmp_path / "out", None)
     assert getattr(told.value, "exit_status", None) == 2 and "\n" not in str(told.value)
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"^--out: .*file: is no folder"):
+        command.run(SLA, SECOND, 1.0, 1, tmp_path, 0, tmp_path / "file", None)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
