@@ -6,14 +6,12 @@ Must not know servers.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
-from gapless.errors import UsageError
-from gapless.results import check_outputs, write_text
+from gapless.results import write_text
 from loadtest import comparison_report, recording
 from loadtest.comparison import Line, compare
 from loadtest.recording import Recording
@@ -28,15 +26,9 @@ class Baseline:
     run: Recording | None
 
     @staticmethod
-    def open(path: Path, others: Sequence[Path | None]) -> Baseline:
-        """Before minutes are spent on a load. Raises UsageError, RecordingError or DifferentLoads.
-
-        `others` are files that the run writes.
-        """
-        if any(other is not None and os.path.realpath(other) == os.path.realpath(path) for other in others):
-            raise UsageError(f"--baseline: {path} is also what --samples or --json names; give each a file of its own")
+    def open(path: Path) -> Baseline:
+        """Before minutes are spent on a load; where it can be written was checked. Raises RecordingError."""
         if not os.path.exists(path):
-            check_outputs(baseline=path)
             return Baseline(path, None)
         run = recording.read(path)
         check_client(run, str(path))
@@ -62,3 +54,13 @@ class Baseline:
         lines = compare(self.run, taken, threshold)
         comparison_report.show(lines, threshold, console)
         return lines
+
+
+def there(path: Path | None) -> Path | None:
+    """One that is read."""
+    return path if path is not None and os.path.exists(path) else None
+
+
+def missing(path: Path | None) -> Path | None:
+    """One that will be written."""
+    return path if path is not None and not os.path.exists(path) else None

@@ -27,6 +27,7 @@ from config_gen.triton.llm_tensors import INPUTS, OUTPUTS
 from config_gen.triton.repository import CONFIG
 from config_gen.triton.triton_config import config
 from gapless.child import server
+from gapless.errors import UsageError
 from loadtest.run import Client, Job, run
 from loadtest.samples import Planned, Sample
 
@@ -76,10 +77,17 @@ class Round:
         return self.lag < LAG and not self.failed
 
 
-def measure(bench: Bench, console: Console) -> list[Round]:
+def planned(bench: Bench) -> list[Planned]:
+    """What every round sends, in the order of time. Raises UsageError when that is nothing."""
+    found = sorted([*texts(bench), *streams(bench)], key=lambda request: request.at)
+    if not found:
+        raise UsageError("nothing to send in this --duration; give a larger --rate, or --streams")
+    return found
+
+
+def measure(bench: Bench, requests: Sequence[Planned], console: Console) -> list[Round]:
     """Every round, one after another, on one server. Raises ChildError."""
     first, rest = cores()
-    planned = sorted([*texts(bench), *streams(bench)], key=lambda request: request.at)
     rounds = []
     with tempfile.TemporaryDirectory(prefix="gapless-") as folder:
         add_models(Path(folder), bench.pace)
@@ -87,7 +95,7 @@ def measure(bench: Bench, console: Console) -> list[Round]:
             for at in range(bench.repeat):
                 console.print(f"round {at + 1} of {bench.repeat} …", highlight=False)
                 with on(first):  # what is started here stays there
-                    taken, client = run(Job(url, planned, bench.duration, DRAIN))
+                    taken, client = run(Job(url, requests, bench.duration, DRAIN))
                 rounds.append(_round(taken, client, bench.duration))
     return rounds
 

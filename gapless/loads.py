@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from config_gen.sla.arrivals import DECLARED, Timing
+from config_gen.sla.arrivals import DECLARED
 from config_gen.sla.spec import LlmModel
+from config_gen.sla.timing import Timing
 from gapless.parts import notes
 from loadtest import replay, report, verdict
 from loadtest.recording import Recording, Sent
@@ -82,10 +83,15 @@ def closed(parts: Sequence[Part], users: int, duration: int, seed: int) -> Load:
 
 
 def replayed(choice: replay.Choice, seed: int) -> Load:
-    """What a trace holds. Raises TraceError."""
+    """What a trace holds. Raises TraceError.
+
+    It lasts as long as was asked for where rows come after that: until then, its silence is part of what was recorded.
+    Else it lasts until its last row, however much longer was asked for: nobody knows what would have come then.
+    """
     trace = replay.read(choice)
     planned = trace.planned(choice.parts, seed)
-    return Load(choice.parts, planned, max(SHORTEST, trace.last), choice.scale, seed, trace.notes(choice.path))
+    lasting = choice.duration if trace.cut and choice.duration is not None else max(SHORTEST, trace.last)
+    return Load(choice.parts, planned, lasting, choice.scale, seed, trace.notes(choice.path))
 
 
 def send(load: Load, url: str, ui: bool = False, crew: Crew = ALONE) -> Recording:

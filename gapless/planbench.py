@@ -20,13 +20,14 @@ from rich.console import Console
 
 from config_gen.batching import Batching
 from config_gen.plan import ModelPlan, Plan
+from config_gen.sla.spec import LlmModel
 from config_gen.triton.repository import Origin, files
 from gapless.batching import row
 from gapless.child import server
-from loadtest.goodput import goodput
 from loadtest.run import Job
 from loadtest.run import run as run_job
 from loadtest.schedule import Part, schedule
+from loadtest.verdict import summarize
 
 SIZES, DELAYS, INSTANCES = (1, 4, 16, 32), (0, 2_000_000, 10_000_000), (1, 2)
 DRAIN = 10 * 10**9  # ns
@@ -63,12 +64,14 @@ class Bench:
                 (folder / path).write_text(text)
             with server(folder, [model.name for model in plan.models], {}, LOG) as url:
                 samples, _ = run_job(Job(url, planned, self.duration, DRAIN))
-        found = goodput(samples, {part.name: part.model for part in self.parts}, self.duration)
-        good = sum(rate.good for rate in found.values())
-        each = ", ".join(
-            f"{model} {tier} {rate.good:.1f} of {rate.offered:.1f}" for (model, tier), rate in found.items()
-        )
-        self.console.print(f"{what}: {good:.1f} good requests/s ({each})", highlight=False, soft_wrap=True)
+        good, each = 0.0, []
+        for part in self.parts:
+            own, asked = [one for one in samples if one.model == part.name], part.model
+            for tier in summarize(own, list(asked.traffic), self.duration, isinstance(asked, LlmModel), asked.targets):
+                rate = tier.goodput or 0.0
+                good += rate
+                each.append(f"{part.name} {tier.tier} {rate:.1f} of {tier.offered:.1f}")
+        self.console.print(f"{what}: {good:.1f} good requests/s ({', '.join(each)})", highlight=False, soft_wrap=True)
         return good
 
 

@@ -8,6 +8,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping
+from itertools import combinations
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -19,23 +20,28 @@ STREAMS = ("/dev/", "/proc/self/fd/")  # where /dev/stdout may be a pipe, whose 
 def check_outputs(*read: Path | None, **files: Path | None) -> None:
     """Raise UsageError naming the option whose file cannot be written, before minutes are spent on what goes there.
 
-    Allowed are a regular file, there or not, a link to one, and a device; none of those that are `read`. Leaves no file
-    behind that was not there.
+    Allowed are a regular file, there or not, a link to one, and a device; none of those that are `read`, and no file
+    for two options. Leaves no file behind that was not there.
     """
-    for option, path in files.items():
-        if path is not None:
-            try:
-                _check(path)
-                if any(other is not None and _same(path, other) for other in read):
-                    raise OSError(None, "is read, and would be overwritten")
-            except OSError as error:
-                raise UsageError(_told(option, path, error.strerror or str(error))) from None
+    given = [(option, path) for option, path in files.items() if path is not None]
+    for option, path in given:
+        try:
+            _check(path)
+            if any(other is not None and _same(path, other) for other in read):
+                raise OSError(None, "is read, and would be overwritten")
+        except OSError as error:
+            raise UsageError(_told(option, path, error.strerror or str(error))) from None
+    for (option, path), (other, there) in combinations(given, 2):
+        if _same(path, there) and not (path.exists() and not path.is_file()):  # a pipe or a device takes both in turn
+            raise UsageError(
+                f"{_named(other, there)}: is also what {_option(option)} names; give each a file of its own"
+            )
 
 
 def _same(one: Path, other: Path) -> bool:
     with contextlib.suppress(OSError, ValueError):  # what cannot be read is told by who reads it
         return one.samefile(other)
-    return False
+    return os.path.realpath(one) == os.path.realpath(other)  # of what is not there
 
 
 def _check(path: Path) -> None:
@@ -119,5 +125,13 @@ def opened(path: Path, option: str) -> Iterator[TextIO]:
 
 
 def _told(option: str, path: Path, reason: str, what: str = "file") -> str:
+    return f"{_named(option, path)}: {reason}; give a {what} that can be written"
+
+
+def _named(option: str, path: Path) -> str:
     name = str(path) if len(str(path)) <= 100 else f"{str(path)[:97]}..."
-    return f"--{option.replace('_', '-')}: {name}: {reason}; give a {what} that can be written"
+    return f"{_option(option)}: {name}"
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

@@ -39,16 +39,24 @@ def percentiles(drawn: Draws, ordered: Sequence[float], owners: Sequence[int], q
     NaN of a draw without samples.
     """
     values, count = np.asarray(ordered, float), len(ordered)
-    upto = np.zeros((count + 1, drawn.shape[1]), np.int32)  # of the first n samples, how many each block holds
-    upto[np.arange(1, count + 1), np.asarray(owners)] = 1
-    np.cumsum(upto, axis=0, out=upto)
-    wanted = -(-(drawn @ upto[-1].astype(np.int64)) * q.numerator // q.denominator)
-    low, high = (
-        np.zeros(len(drawn), np.int64),
-        np.full(len(drawn), count),
-    )  # wanted is reached after (low, high] samples
+    holds = _Holds(np.asarray(owners, np.int16), drawn.shape[1])
+    wanted = -(-(drawn @ holds.sizes) * q.numerator // q.denominator)
+    low, high = np.zeros(len(drawn), np.int64), np.full(len(drawn), count)  # reached after (low, high] samples
     while (high - low).max(initial=0) > 1:
         middle = (low + high) // 2
-        enough = np.einsum("db,db->d", drawn, upto[middle]) >= wanted
+        firsts, which = np.unique(middle, return_inverse=True)
+        enough = np.einsum("db,db->d", drawn, holds.among(firsts)[which]) >= wanted
         low, high = np.where(enough, low, middle), np.where(enough, middle, high)
     return np.where(wanted > 0, values[high - 1], np.nan)
+
+
+class _Holds:
+    """Where the samples of each block are among all: memory for one number a sample, not for one of each block."""
+
+    def __init__(self, owners: NDArray[np.int16], blocks: int) -> None:
+        self.sizes = np.bincount(owners, minlength=blocks)
+        self._places = np.split(np.argsort(owners, kind="stable"), np.cumsum(self.sizes)[:-1])
+
+    def among(self, firsts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Of the first n samples, for each of `firsts`, how many each block holds: firsts x blocks."""
+        return np.stack([np.searchsorted(places, firsts) for places in self._places], axis=1)

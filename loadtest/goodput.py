@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
-
-from config_gen.sla.spec import LlmModel, OnnxModel, Targets
+from config_gen.sla.spec import Targets
 from loadtest.samples import Sample
 
 
@@ -25,23 +21,3 @@ def is_good(sample: Sample, targets: Targets | None) -> bool:
         and (targets.ttft is None or ttft is None or ttft <= targets.ttft)
         and (targets.itl is None or not gaps or sum(gaps) / len(gaps) <= targets.itl)
     )
-
-
-class Rate(NamedTuple):
-    """Requests per second."""
-
-    good: float
-    offered: float
-
-
-def goodput(
-    samples: Iterable[Sample], models: Mapping[str, LlmModel | OnnxModel], duration: int
-) -> dict[tuple[str, str], Rate]:
-    """Of each model and tier of a load of `duration` ns."""
-    good, offered = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
-    for one in samples:
-        key = (one.model, one.tier)
-        offered[key] += 1
-        good[key] += is_good(one, models[one.model].targets.get(one.tier))
-    seconds = duration / 1e9
-    return {key: Rate(good[key] / seconds, offered[key] / seconds) for key in sorted(offered)}

@@ -12,6 +12,7 @@ from math import inf, isfinite
 
 from config_gen.percentiles import percentile
 from config_gen.sla.quantity import show_duration, show_percentile
+from loadtest import error_kinds
 from loadtest.intervals import Interval
 from loadtest.recording import Recording
 from loadtest.report import WORD, Report
@@ -112,10 +113,13 @@ def lengths(taken: Recording) -> Iterator[Row]:
 
 
 def errors(report: Report) -> Iterator[Row]:
-    """How often each error came, and its words."""
+    """How often each kind of error came, and its words; of a tier's many the most frequent, then all others."""
     for model in report.models:
         for one in model.classes:
-            for error, count in one.errors.items():
+            shown = error_kinds.most(one.errors)
+            if told := error_kinds.more(one.errors):
+                shown.append((told, sum(one.errors.values()) - sum(count for _, count in shown)))
+            for error, count in shown:
                 yield Row(model.name, one.tier, error, [Cell(f"{count:,}", count)])
 
 

@@ -19,7 +19,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import ceil
+from functools import lru_cache
+from math import ceil, floor, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,7 @@ from config_gen.sla.quantity import show_duration
 
 BLOCKS = 30  # of a run: fewer tell little of their spread, more of them cut through what happened together
 LEVEL = 0.95
+FAR, FEW = 12, 40  # standard deviations of a binomial draw, and where these are small, so many more
 
 
 @dataclass(frozen=True)
@@ -69,17 +71,22 @@ def interval(ordered: Sequence[float], owners: Sequence[int], q: Fraction) -> In
     return Interval(low, high)
 
 
+@lru_cache(maxsize=1024)
 def ranks(count: int, q: Fraction, level: float) -> tuple[int, int]:
     """Ranks of 1 to `count` independent samples that enclose the q percentile; 0 and `count` + 1 where none does.
 
     The chance that the percentile lies below the lower, and that it lies above the upper, is at most (1 - level) / 2.
+    Only draws within FAR of the mean are looked at: beyond is less than rounding makes of the rest.
     """
-    tail = (1 - level) / 2
-    logs = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, count + 1)))])
-    hits = np.arange(count + 1)
-    mass = np.exp(logs[-1] - logs - logs[::-1] + hits * np.log(float(q)) + (count - hits) * np.log1p(-float(q)))
-    reached = np.cumsum(mass)
-    return int(np.searchsorted(reached, tail)), int(np.searchsorted(reached, 1 - tail)) + 1
+    tail, chance = (1 - level) / 2, float(q)
+    far = FAR * sqrt(count * chance * (1 - chance)) + FEW
+    first, last = max(0, floor(count * chance - far)), min(count, ceil(count * chance + far))
+    hits = np.arange(first + 1, last + 1)
+    growth = np.log((count - hits + 1) / hits) + np.log(chance) - np.log1p(-chance)  # of the mass from draw to draw
+    logs = np.concatenate([[0.0], np.cumsum(growth)])
+    reached = np.cumsum(np.exp(logs - logs.max()))
+    reached /= reached[-1]
+    return first + int(np.searchsorted(reached, tail)), first + int(np.searchsorted(reached, 1 - tail)) + 1
 
 
 def effective_count(ordered: NDArray[np.float64], owners: NDArray[np.int64], value: float) -> int:

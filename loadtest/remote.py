@@ -21,7 +21,7 @@ from locust.runners import STATE_CLEANUP, STATE_STOPPED, WorkerRunner
 
 from config_gen.percentiles import percentile
 from loadtest import link, probe, samples
-from loadtest.load import Run, execute
+from loadtest.load import Run, execute, settle
 from loadtest.run import P99, LoadtestError
 from loadtest.samples import Planned
 
@@ -102,6 +102,7 @@ def _work(environment: Environment, end: _End, tell: Tell) -> None:
         gevent.sleep(0.1)
         raise LoadtestError(str(error)) from None
     run = Run(job, requests, inputs, environment)
+    settle()
     end.say("ready")
     at = end.wait_for("begin")["at"]
     tell(f"sending {len(requests)} requests to {job['url']}")

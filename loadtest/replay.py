@@ -40,12 +40,13 @@ class Choice:
 @dataclass
 class Trace:
     """What is sent, by model, in the order of time. `last` is ns until the last of them, `fitted` how many did not fit
-    their model as they are, `text` the tokens of their prompts."""
+    their model as they are, `text` the tokens of their prompts, `cut` how many more came too late to be sent."""
 
     arrivals: dict[str, list[Arrival]]
     last: int = 0
     fitted: int = 0
     text: int = 0
+    cut: int = 0
     numbers: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     @property
@@ -62,6 +63,8 @@ class Trace:
         told = [f"Replayed {self.count} requests of {path}, {show_duration(self.last)} from first to last."]
         if self.fitted:
             told.append(f"{self.fitted} of them did not fit their model: cut to its longest, or raised to one token.")
+        if self.cut:
+            told.append(f"Left out, as later than --duration: {self.cut}.")
         return told
 
 
@@ -138,6 +141,7 @@ def _add(trace: Trace, row: Row, part: Part, tier: str, choice: Choice) -> None:
     prompt, output = _asked(part, row)
     at = int(row.at / choice.scale)
     if choice.duration is not None and at >= choice.duration:
+        trace.cut += 1
         return
     trace.fitted += (prompt, output) != (row.prompt or 0, row.output or 0)
     trace.text += prompt

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from config_gen.sla.quantity import show_duration, show_percentile
-from loadtest import client_report
+from loadtest import client_report, error_kinds
 from loadtest.intervals import Interval
 from loadtest.run import Client
 from loadtest.verdict import METRICS, SHOWN, ClassSummary, Verdict, lag_reason
@@ -111,8 +111,10 @@ def show(report: Report, console: Console) -> None:
         for summary in model.classes:
             console.print(_headline(summary), highlight=False)
             console.print(_table(model, summary, report.void is not None))
-            for error, count in summary.errors.items():
+            for error, count in error_kinds.most(summary.errors):
                 console.print(f"  {count} × {error}", style="red", markup=False, highlight=False)
+            if told := error_kinds.more(summary.errors):
+                console.print(f"  {told}", style="red", highlight=False)
             console.print()
     console.print(explained(report), style="dim", highlight=False)
     for model in report.models:

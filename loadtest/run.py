@@ -149,7 +149,10 @@ def _work(job: Job, samples: Path, progress: Callable[[Progress], None], tell: C
         )
         assert worker.stdin is not None and worker.stdout is not None
         try:
-            with worker.stdin as stdin:
+            with (
+                suppress(BrokenPipeError),
+                worker.stdin as stdin,
+            ):  # why it ended before it had read all, it says itself
                 stdin.write(json.dumps(asdict(job) | {"samples": str(samples)}))
             for line in worker.stdout:
                 last = json.loads(line)

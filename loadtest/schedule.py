@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from heapq import merge
 from random import Random
 
-from config_gen.sla.arrivals import DECLARED, Arrival, Timing, arrivals, unary_arrivals
+from config_gen.sla.arrivals import DECLARED, Arrival, arrivals, unary_arrivals
 from config_gen.sla.spec import LlmModel, OnnxModel
+from config_gen.sla.timing import Timing
 from loadtest.prompts import Prompts
 from loadtest.samples import POOL, Planned
 

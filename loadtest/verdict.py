@@ -6,7 +6,7 @@ A refused or failed request is a miss: it counts at infinity in every latency. M
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from types import MappingProxyType
 from typing import Literal
@@ -14,6 +14,7 @@ from typing import Literal
 from config_gen.percentiles import percentile, samples_needed
 from config_gen.sla.quantity import show_duration, show_percentile
 from config_gen.sla.spec import Targets
+from loadtest.error_kinds import kinds
 from loadtest.goodput import is_good
 from loadtest.intervals import Interval, blocks, interval
 from loadtest.run import Client
@@ -36,13 +37,19 @@ class Latency:
 
     samples: Sequence[float]
     owners: Sequence[int] | None = None
+    # Console, page and JSON ask for the same ones.
+    _found: dict[Fraction, Interval] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def at(self, q: Fraction) -> float | None:
         return percentile(self.samples, q) if self.samples else None
 
     def interval(self, q: Fraction) -> Interval | None:
         """In which the q percentile lies with 95 % confidence."""
-        return interval(self.samples, self.owners, q) if self.samples and self.owners is not None else None
+        if not self.samples or self.owners is None:
+            return None
+        if q not in self._found:
+            self._found[q] = interval(self.samples, self.owners, q)
+        return self._found[q]
 
 
 @dataclass(frozen=True)
@@ -61,7 +68,7 @@ class ClassSummary:
     achieved: float
     output_rate: float  # tokens per second received while the load lasted
     latencies: Mapping[str, Latency]
-    errors: Mapping[str, int]
+    errors: Mapping[str, int]  # how often each kind came
     goodput: float | None = None  # requests that met every target of the tier; None where nobody counted
 
 
@@ -97,7 +104,6 @@ def _summarize(
 ) -> ClassSummary:
     seconds = duration / 1e9
     good = [sample for sample in samples if sample.outcome == "ok"]
-    errors = [sample.error for sample in samples if sample.outcome != "ok"]
     return ClassSummary(
         tier=tier,
         sent=len(samples),
@@ -108,7 +114,7 @@ def _summarize(
         achieved=sum(sample.end is not None and sample.end <= duration for sample in good) / seconds,
         output_rate=tokens_in_time(samples, duration) / seconds,
         latencies=latencies(samples, tokens),
-        errors={error: errors.count(error) for error in dict.fromkeys(errors)},
+        errors=kinds(sample for sample in samples if sample.outcome != "ok"),
         goodput=sum(is_good(sample, targets) for sample in samples) / seconds,
     )
 

@@ -16,7 +16,7 @@ from locust.env import Environment
 from locust.runners import LocalRunner
 
 from loadtest import probe, samples, web
-from loadtest.load import Run, execute
+from loadtest.load import Run, execute, settle
 from loadtest.samples import Planned
 
 LEAD = 100_000_000  # ns from when users are started to time 0
@@ -45,6 +45,7 @@ def main() -> int:
     page = web.Page(environment) if job["ui"] else None
     if page is not None:
         say({"tell": page.told})
+    settle()
     last = execute(run, runner, time.monotonic_ns() + LEAD, lambda: start(run, runner), say)
     if page is not None:
         page.close()

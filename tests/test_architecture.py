@@ -23,7 +23,7 @@ signal socket subprocess tempfile threading time uuid
 """
 IMPURE = set(IMPURE_NAMES.split())
 # The SLA file as read, the units it is written in, who arrives when by it, and how a percentile is taken.
-SPEC = {"config_gen.sla.spec", "config_gen.sla.quantity", "config_gen.sla.arrivals", "config_gen.percentiles"}
+SPEC = {f"config_gen.sla.{name}" for name in ("spec", "quantity", "arrivals", "timing")} | {"config_gen.percentiles"}
 # The production scheduler on a virtual clock, and what a step costs there: pure, too.
 SIMULATION_NAMES = "clock config driver engine options outcome plan simulator types warm_up"
 SIMULATION = {f"decode.{name}" for name in SIMULATION_NAMES.split()} | {

@@ -263,7 +263,7 @@ def test_a_baseline_is_written_by_the_first_run_and_later_ones_are_compared_with
     assert lines["E2E P50"]["change"] == "worse" and 3 < lines["E2E P50"]["ratio"] < 8
     for refused, said in (
         (other, "base.jsonl and this run were not sent the same requests (chat api: "),
-        (shared, "--baseline: base.jsonl is also what --samples or --json names"),
+        (shared, "--samples: base.jsonl: is read, and would be overwritten; give a file"),
         (nowhere, "--baseline: no/where: No such file or directory"),
     ):
         assert (refused.returncode, refused.stdout) == (2, "") and said in refused.stderr

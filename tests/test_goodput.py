@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
+from io import StringIO
+from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from config_gen.plan import Plan
 from config_gen.sla.spec import Targets, parse
-from loadtest.goodput import goodput, is_good
+from gapless import planbench
+from gapless.parts import pick_parts
+from loadtest.goodput import is_good
+from loadtest.run import Client
 from loadtest.samples import Sample
 
 MS = 10**6
@@ -65,21 +73,27 @@ def test_what_was_refused_is_not_good_whatever_was_promised() -> None:
     assert is_good(ANSWER, None)
 
 
-def test_goodput_is_a_rate_of_each_model_and_tier_beside_what_was_offered() -> None:
+def test_a_plan_is_measured_by_the_goodput_of_all_tiers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In 2 s: of three interactive answers two in time, one of batch, which has no target, none of idle."""
     text = """
 gapless: 1
-tiers: {interactive: {}, batch: {}}
+tiers: {interactive: {}, batch: {}, idle: {}}
 models:
   chat:
     kind: llm
     source: wheel:some
     targets: {interactive: {ttft: 100ms}}
-    traffic: {interactive: {rate: 1/s, prompt: {median: 9, p95: 9}, output: {median: 5, p95: 5}}}
+    traffic:
+      interactive: {rate: 1/s, prompt: {median: 9, p95: 9}, output: {median: 5, p95: 5}}
+      batch: {rate: 1/s, prompt: {median: 9, p95: 9}, output: {median: 5, p95: 5}}
+      idle: {rate: 1/s, prompt: {median: 9, p95: 9}, output: {median: 5, p95: 5}}
 """
-    models = dict(parse(text).models)
     late = replace(ANSWER, first=1101 * MS)
-    other = replace(late, tier="batch")  # which has no target
-    assert goodput([ANSWER, late, other, ANSWER], models, 2 * 10**9) == {
-        ("chat", "batch"): (0.5, 0.5),
-        ("chat", "interactive"): (1.0, 1.5),
-    }
+    taken = [ANSWER, late, replace(late, tier="batch"), ANSWER]
+    monkeypatch.setattr(planbench, "server", lambda *_: nullcontext("nowhere"))
+    monkeypatch.setattr(planbench, "run_job", lambda _: (taken, Client(0, 0, 0)))
+    told = StringIO()
+    bench = planbench.Bench(pick_parts(parse(text), None), Path(), 2 * 10**9, 1, 1, 0, Console(file=told))
+    assert bench.measure(Plan((), (), 1), "it") == 1.5
+    each = "chat interactive 1.0 of 1.5, chat batch 0.5 of 0.5, chat idle 0.0 of 0.0"
+    assert told.getvalue() == f"it: 1.5 good requests/s ({each})\n"

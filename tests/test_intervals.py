@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from itertools import product
 from math import ceil, comb, inf, log
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 
 from config_gen.percentiles import percentile
+from loadtest import verdict
 from loadtest.bootstrap import draws, percentiles, totals
 from loadtest.intervals import Interval, blocks, effective_count, interval, ranks
 
@@ -68,6 +71,78 @@ def queue(random: np.random.Generator, count: int, load: float) -> np.ndarray:
         wait = max(0.0, wait - gap) + takes
         waits.append(wait)
     return np.array(waits[100:])
+
+
+def every_rank(count: int, q: Fraction, level: float) -> tuple[int, int]:
+    """The same from the masses of all draws, each by its factorials."""
+    tail = (1 - level) / 2
+    logs = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, count + 1)))])
+    hits = np.arange(count + 1)
+    mass = np.exp(logs[-1] - logs - logs[::-1] + hits * np.log(float(q)) + (count - hits) * np.log1p(-float(q)))
+    reached = np.cumsum(mass)
+    return int(np.searchsorted(reached, tail)), int(np.searchsorted(reached, 1 - tail)) + 1
+
+
+def test_ranks_near_the_mean_are_those_of_all_draws() -> None:
+    random = Random(7)
+    counts = [*range(1, 60), *(int(10 ** random.uniform(1.7, 5)) for _ in range(60))]
+    for count in counts:
+        for q in (P50, P95, P99, Fraction(random.randint(1, 9999), 10_000)):
+            assert ranks(count, q, 0.95) == every_rank(count, q, 0.95), (count, q)
+
+
+def every_percentile(drawn: np.ndarray, ordered: np.ndarray, owners: np.ndarray, q: Fraction) -> np.ndarray:
+    """The same from a table of how many samples of each block are among the first 0, 1, 2, …"""
+    upto = np.concatenate([np.zeros((1, drawn.shape[1]), int), np.cumsum(np.eye(drawn.shape[1], dtype=int)[owners], 0)])
+    sums = drawn @ upto.T
+    wanted = -(-sums[:, -1] * q.numerator // q.denominator)
+    first = (sums >= wanted[:, None]).argmax(axis=1)
+    return np.where(wanted > 0, ordered[first - 1], np.nan)
+
+
+def test_percentiles_of_draws_are_those_by_a_table_of_all_samples() -> None:
+    for seed in range(12):
+        random = np.random.default_rng(seed)
+        count, most = int(random.integers(1, 900)), int(random.integers(1, 31))
+        ordered = np.sort(random.choice([random.exponential(1, count), random.integers(0, 9, count)]))
+        ordered[count - count // 50 :] = inf
+        owners = random.integers(0, most, count)
+        drawn = draws(most, 200, seed)
+        for q in (P50, P95, P99):
+            found = percentiles(drawn, ordered.tolist(), owners.tolist(), q)
+            assert np.array_equal(found, every_percentile(drawn, ordered, owners, q), equal_nan=True)
+
+
+def peak(work: Callable[[], object]) -> int:
+    """Bytes that it took at most."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_memory_is_for_samples_not_for_samples_times_blocks_and_for_ranks_not_for_all_draws() -> None:
+    count, drawn = 400_000, draws(30, 500)
+    ordered, owners = list(map(float, range(count))), [at % 30 for at in range(count)]
+    assert peak(lambda: percentiles(drawn, ordered, owners, P99)) < 40 * count  # a table is 120 bytes a sample
+    ranks.cache_clear()
+    assert peak(lambda: ranks(1_000_003, P99, 0.95)) < 10**6  # 48 MB when all draws are looked at
+
+
+def test_an_interval_is_found_once_for_all_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Fraction] = []
+
+    def counted(ordered: Sequence[float], owners: Sequence[int], q: Fraction) -> Interval:
+        asked.append(q)
+        return interval(ordered, owners, q)
+
+    monkeypatch.setattr(verdict, "interval", counted)
+    latency = verdict.Latency(tuple(map(float, range(1, 601))), tuple(at % 30 for at in range(600)))
+    found = [latency.interval(q) for q in (P50, P95, P50, P95)]
+    assert found[:2] == found[2:] and found[0] != found[1] and asked == [P50, P95]
+    assert latency == verdict.Latency(latency.samples, latency.owners)
 
 
 def holds(samples: np.ndarray, q: Fraction, true: float) -> bool:

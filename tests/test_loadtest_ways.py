@@ -88,7 +88,11 @@ def test_a_trace_is_replayed_faster_and_cut(tmp_path: Path) -> None:
     # Without a tokenizer, three words for four tokens.
     assert [len(seen[s["id"]].messages[-1]["content"].split()) for s in raw] == [6, 9, 30]
     told = json.loads((tmp_path / "out.json").read_text())
-    assert told["notes"][1:] == ["Replayed 3 requests of trace.csv, 250 ms from first to last."]
+    assert told["notes"][1:] == [
+        "Replayed 3 requests of trace.csv, 250 ms from first to last.",
+        "Left out, as later than --duration: 1.",
+    ]
+    assert told["duration_s"] == 2.0 and told["models"]["chat"]["classes"]["other"]["offered_per_s"] == 1.5
     assert told["models"]["chat"]["classes"]["other"]["ok"] == 3
     # The promise to api is judged on what the trace sent it, which is nothing.
     [verdict] = told["models"]["chat"]["verdicts"]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from gapless.cli import main
 from gapless.errors import UsageError
 from gapless.results import check_outputs, write_json
 
@@ -74,3 +76,48 @@ def test_the_check_never_makes_the_file_for_which_somebody_may_wait(
     monkeypatch.setattr(os, "open", watched)
     check_outputs(ready_file=tmp_path / "ready.json")
     assert str(tmp_path / "ready.json") not in made and list(tmp_path.iterdir()) == []
+
+
+def test_two_options_that_name_one_file_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "there").write_text("kept")
+    (tmp_path / "link").symlink_to("there")
+    (tmp_path / "later").symlink_to("new")
+    for one, other in (("there", "there"), ("there", "link"), ("new", "new"), ("new", "later"), ("link", "link")):
+        told = f"^--log-file: {tmp_path / other}: is also what --json names; give each a file of its own$"
+        with pytest.raises(UsageError, match=told):
+            check_outputs(json=tmp_path / one, samples=None, log_file=tmp_path / other)
+    check_outputs(json=tmp_path / "there", log_file=tmp_path / "new", samples=tmp_path / "other")
+    check_outputs(json=Path("/dev/null"), samples=Path("/dev/null"))
+    assert (tmp_path / "there").read_text() == "kept" and not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("compare", "a", "b", "--json", "a"), "--json: a: is read"),
+        (("compare", "a", "b", "--json", "b"), "--json: b: is read"),
+        (("loadtest", "sla.yaml", "--trace", "a", "--samples", "a"), "--samples: a: is read"),
+        (("loadtest", "sla.yaml", "--trace", "a", "--json", "a"), "--json: a: is read"),
+        (("loadtest", "sla.yaml", "--tokenizer", "b", "--json", "b"), "--json: b: is read"),
+        (("loadtest", "sla.yaml", "--baseline", "b", "--json", "b"), "--json: b: is read"),
+        (("loadtest", "sla.yaml", "--baseline", "new", "--json", "new"), "--baseline: new: is also what --json names"),
+        (("loadtest", "sla.yaml", "--samples", "new", "--json", "new"), "--json: new: is also what --samples names"),
+    ],
+)
+def test_commands_keep_what_they_read_and_write_all_that_they_were_asked_for(
+    words: tuple[str, ...],
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        (tmp_path / name).write_text("kept")
+    monkeypatch.setattr(sys, "argv", ["gapless", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    said = capsys.readouterr()
+    assert said.out == "" and told in said.err and said.err.count("\n") == 1
+    assert sorted((path.name, path.read_text()) for path in tmp_path.iterdir()) == [("a", "kept"), ("b", "kept")]

@@ -10,6 +10,7 @@ import pytest
 from sla_files import CHAT, CLASSIFY, EMBED, spec
 
 from config_gen.sla.spec import parse
+from gapless import loads
 from gapless.parts import pick_parts
 from loadtest import replay
 from loadtest.replay import Choice, Trace
@@ -68,6 +69,21 @@ def test_azures_columns_are_taken_as_they_are(tmp_path: Path) -> None:
         "Replayed 3 requests of t.csv, 14.54 s from first to last.",
         "1 of them did not fit their model: cut to its longest, or raised to one token.",
     ]
+
+
+def test_a_trace_lasts_as_long_as_was_asked_for_only_where_rows_come_after_that(tmp_path: Path) -> None:
+    """Rows after 0, 3 and 90 s."""
+    text = "timestamp,prompt_tokens,output_tokens\n10,5,5\n13,5,5\n100,5,5\n"
+    lasting = {
+        asked: loads.replayed(choice(tmp_path, text, duration=asked and asked * SECOND), 0).duration / SECOND
+        for asked in (None, 2, 3, 60, 90, 91, 600)
+    }
+    assert lasting == {None: 90, 2: 2, 3: 3, 60: 60, 90: 90, 91: 90, 600: 90}
+    cut = loads.replayed(choice(tmp_path, text, duration=60 * SECOND), 0)
+    assert [one.at for one in cut.planned] == [0, 3 * SECOND]
+    assert cut.notes[-1] == "Left out, as later than --duration: 1."
+    faster = loads.replayed(choice(tmp_path, text, duration=60 * SECOND, scale=2.0), 0)
+    assert faster.duration == 45 * SECOND and len(faster.planned) == 3
 
 
 def test_the_zone_of_the_newer_azure_traces(tmp_path: Path) -> None:

@@ -13,9 +13,7 @@ from random import Random
 from typing import NamedTuple
 
 from config_gen.sla.spec import Lengths, LlmModel, LlmTraffic, OnnxModel, OnnxTraffic
-from config_gen.sla.timing import Rates, Timing
-
-__all__ = ["DECLARED", "Arrival", "Rates", "Timing", "arrivals", "chance", "fitted", "lognormal", "unary_arrivals"]
+from config_gen.sla.timing import Timing
 
 Z95 = 1.6448536269514722  # 95th percentile of the standard normal distribution
 TEMPLATE_TOKENS = 64  # left free for what a chat template adds

@@ -27,6 +27,7 @@ def run(
     """Load idle models from one process of the load generator. Exit 1 when it lags, and so is the bottleneck."""
     check_outputs(json=json_file)
     console, bench = Console(), generator.Bench(rate, streams, pace, duration, repeat, seed)
+    requests = generator.planned(bench)
     mine, others = generator.cores()
     console.print(describe(), highlight=False, soft_wrap=True)
     console.print(
@@ -35,7 +36,7 @@ def run(
         highlight=False,
         soft_wrap=True,
     )
-    rounds = generator.measure(bench, console)
+    rounds = generator.measure(bench, requests, console)
     console.print(generator.table(rounds))
     held, limit = all(one.held for one in rounds), show_duration(generator.LAG)
     console.print(

@@ -36,7 +36,7 @@ def run(
     json_file: Annotated[Path | None, typer.Option("--json", help="write the comparison as JSON")] = None,
 ) -> None:
     """Exit 0 when nothing got worse beyond noise, 1 when something did, 2 on bad input."""
-    check_outputs(json=json_file)
+    check_outputs(before, now, json=json_file)
     runs = recording.read(before), recording.read(now)
     names = str(before), str(now)
     check(Asked.of(runs[0]), Asked.of(runs[1]), names)

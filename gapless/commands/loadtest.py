@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,15 +17,17 @@ from config_gen.sla.timing import Timing, TimingError, unevenness
 from config_gen.sla.timing import rates as rates_of
 from gapless import loads
 from gapless.addresses import address_to_bind
-from gapless.baseline import Baseline
+from gapless.baseline import Baseline, missing, there
 from gapless.commands.compare import THRESHOLD, threshold_option
 from gapless.errors import UsageError
 from gapless.parts import pick_parts
 from gapless.results import check_outputs, write_json, write_text
 from loadtest import comparison_report, recording, report
+from loadtest.comparison import Line
 from loadtest.recording import Recording
 from loadtest.replay import Choice
 from loadtest.run import Crew
+from loadtest.schedule import Part
 
 if TYPE_CHECKING:
     from gapless.load_report import LoadReport
@@ -90,11 +93,11 @@ def run(
 
     A run that gives no verdict exits with 1, too.
     """
-    check_outputs(sla, samples=samples, json=json_file)
+    check_outputs(sla, trace, tokenizer, there(baseline), samples=samples, json=json_file, baseline=missing(baseline))
     moving = Moving(arrivals, rates)
     _check_together(moving, trace, tier, users, rate_scale, baseline is not None)
     crew = _crew(workers, bind, users)
-    before = Baseline.open(baseline, (samples, json_file)) if baseline is not None else None
+    before = Baseline.open(baseline) if baseline is not None else None
     spec = load(sla)
     parts = pick_parts(spec, model, tokenizer)
     if trace is not None:
@@ -102,8 +105,7 @@ def run(
     elif users is not None:
         chosen = loads.closed(parts, users, duration or MINUTE, seed)
     else:
-        timed = moving.timing(duration or MINUTE)
-        chosen = loads.declared(parts, duration or MINUTE, rate_scale, seed, timed, moving.notes())
+        chosen = moving.load(parts, duration or MINUTE, rate_scale, seed)
     if before is not None:
         before.check(chosen.asked)
     page = _page(report_folder, metrics, url, sla, spec)
@@ -115,9 +117,13 @@ def run(
     if page is not None:
         page.finish(result, taken, console)
     lines = before.finish(taken, threshold, console) if before else []
-    compared = {"comparison": comparison_report.as_json(lines, threshold)} if lines else {}
-    write_json(json_file, report.as_json(result) | compared)
+    write_json(json_file, report.as_json(result) | _compared(lines, threshold))
     raise typer.Exit(0 if result.held and not comparison_report.regressions(lines) else 1)
+
+
+def _compared(lines: Sequence[Line], threshold: float) -> dict[str, object]:
+    """What the report as JSON has besides, when the run was compared."""
+    return {"comparison": comparison_report.as_json(lines, threshold)} if lines else {}
 
 
 def _page(folder: Path | None, metrics: str | None, url: str, sla: Path, spec: Spec) -> LoadReport | None:
@@ -172,6 +178,10 @@ class Moving:
         if (last := moved.points[-1].at) > duration / 1e9:
             raise UsageError(f"--rates: {last:g}s is after the end; --duration {last:g}s or longer")
         return Timing(cv, moved)
+
+    def load(self, parts: Sequence[Part], duration: int, scale: float, seed: int) -> loads.Load:
+        """The declared traffic so. Raises UsageError, LoadtestError."""
+        return loads.declared(parts, duration, scale, seed, self.timing(duration), self.notes())
 
     def notes(self) -> list[str]:
         """How the load differs from what the file means by a rate, a sentence each."""
