@@ -26,6 +26,7 @@ from loadtest.recording import Recording
 from loadtest.report import ModelReport, Report
 from observe import timelines, window
 from observe.recorder import Recorder
+from observe.sources.base import SourceError
 from observe.sources.host import Host
 from observe.sources.nvml import Nvml
 from observe.sources.page import triton, wrong_url
@@ -56,6 +57,11 @@ class LoadReport:
     def recording(self, duration: int) -> Iterator[None]:
         """Look at the server, the GPUs and this machine meanwhile; about `duration` ns."""
         self._interval = max(SHORTEST, duration // SAMPLES)
+        try:
+            triton(self.metrics).read()
+        except SourceError as error:  # known now, a run before it is missed
+            told = f"--report: {error}; it will say nothing of the server's inside (--metrics URL names another page)"
+            print(told, file=sys.stderr, flush=True)
         with Recorder([triton(self.metrics), Nvml(), Host()], self._interval) as recorder:
             yield
         self.seen, self.said = recorder.window, recorder.said

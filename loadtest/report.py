@@ -85,8 +85,9 @@ class Report:
         unknown = sum(verdict.ruling == "none" for verdict in verdicts)
         if missed or unknown:
             parts = [f"{missed} missed"] * (missed > 0) + [f"{unknown} without a verdict"] * (unknown > 0)
-            return f"Not all promises were kept: of {len(verdicts)}, {' and '.join(parts)}."
-        return f"All {len(verdicts)} promises were kept."
+            told = "Not all promises were kept" if missed else "Not every promise has a verdict"
+            return f"{told}: of {len(verdicts)}, {' and '.join(parts)}."
+        return "The promise was kept." if len(verdicts) == 1 else f"All {len(verdicts)} promises were kept."
 
     @property
     def _promising(self) -> list[ModelReport]:
@@ -150,7 +151,8 @@ def _headline(summary: ClassSummary) -> str:
     tokens = f", {summary.output_rate:.1f} output tokens/s" if _has_tokens(summary) else ""
     return (
         f"[bold]{summary.tier}[/bold]: sent {summary.sent}, ok {summary.ok}, rejected {summary.rejected}, failed "
-        f"{summary.failed}\noffered {summary.offered:.2f}/s, achieved {summary.achieved:.2f}/s{good}{tokens}"
+        f"{summary.failed}\noffered {summary.offered:.2f}/s, "
+        f"achieved {summary.achieved:.2f}/s while it lasted{good}{tokens}"
     )
 
 

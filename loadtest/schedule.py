@@ -30,7 +30,8 @@ class Part:
     """One model of a run and what its tiers send. `texts` draws it: None where no tier sends text.
 
     `chance` begins the names of its random streams and of its requests: those of two models must differ. `tiers` are
-    all of the file, the most urgent first: their places are Triton's priorities.
+    all of the file, the most urgent first: their places are Triton's priorities. With other `words` the same requests
+    have other texts of the same lengths: a server's prefix cache, which outlives a run, knows none of them.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Part:
     texts: Prompts | None
     chance: str = ""
     tiers: tuple[str, ...] = ()
+    words: str = ""
 
     @property
     def rate(self) -> float:
@@ -74,7 +76,7 @@ class Part:
 
     def _text(self, stream: str, tokens: int) -> str:
         assert self.texts is not None, "a tier that sends text needs something to draw it"
-        return self.texts.draw(Random(stream), tokens)
+        return self.texts.draw(Random(self.words + stream), tokens)
 
 
 def schedule(parts: Sequence[Part], duration: int, scale: float, seed: int, timing: Timing = DECLARED) -> list[Planned]:

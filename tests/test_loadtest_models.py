@@ -210,7 +210,7 @@ def test_the_command_loads_one_model_alone_when_it_is_named(tmp_path: Path, url:
     assert list(json.loads((tmp_path / "o.json").read_text())["models"]) == ["classify"]
     assert done.stdout.startswith("interactive: sent ")
     assert "token" not in done.stdout
-    assert "All 1 promises were kept." in done.stdout
+    assert "The promise was kept." in done.stdout
 
 
 DEMO = """

@@ -92,7 +92,7 @@ def test_lag_takes_the_verdicts_of_the_models_it_is_too_much_for() -> None:
     found = report(parts, taken, Client(60 * MS, 0, 0.1))
     assert [[v.ruling for v in model.verdicts] for model in found.models] == [["kept"], ["none"]]
     assert not found.held and found.lagged is None
-    assert found.conclusion == "Not all promises were kept: of 2, 1 without a verdict."
+    assert found.conclusion == "Not every promise has a verdict: of 2, 1 without a verdict."
     assert "the client itself lagged" in text_of(found)
     assert report(parts, taken, Client(200 * MS, 0, 0.1)).conclusion.startswith("No verdict: the client itself lagged")
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -74,7 +75,10 @@ def run(
         int | None,
         typer.Option(help="a closed loop instead, for comparison; gives no verdict", min=1, max=MOST_USERS),
     ] = None,
-    seed: Annotated[int, typer.Option(help="arrivals, lengths and prompts follow from it")] = 0,
+    seed: Annotated[
+        int,
+        typer.Option(help="arrivals and lengths follow from it; words are others each run: caches outlive it"),
+    ] = 0,
     model: Annotated[str | None, typer.Option(help="model to load alone; default: all that have traffic")] = None,
     tokenizer: Annotated[Path | None, typer.Option(help="tokenizer.json that counts the tokens of texts")] = None,
     workers: Annotated[int, typer.Option(help=WORKERS, min=1, max=64)] = 1,
@@ -99,7 +103,7 @@ def run(
     crew = _crew(workers, bind, users)
     before = Baseline.open(baseline) if baseline is not None else None
     spec = load(sla)
-    parts = pick_parts(spec, model, tokenizer)
+    parts = [replace(part, words=f"{time.time_ns()}/") for part in pick_parts(spec, model, tokenizer)]
     if trace is not None:
         chosen = loads.replayed(Choice(trace, parts, model is not None, tier, rate_scale, duration), seed)
     elif users is not None:
