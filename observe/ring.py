@@ -162,17 +162,9 @@ def replay(folder: Path) -> Iterator[Step]:
 
     A line that cannot be read ends its segment: those after it say only what changed.
     """
-    try:
-        paths = segments(folder)
-    except OSError as error:
-        raise RingError(f"{folder}: {error.strerror}; give a folder that gapless observe has written") from None
-    if not paths:
-        raise RingError(f"{folder}: holds no samples; give a folder that gapless observe has written")
+    paths, held = _listed(folder)
     for path in paths:
-        try:
-            lines = path.read_bytes().splitlines(keepends=True)
-        except FileNotFoundError:
-            continue  # deleted since, for being the oldest
+        lines = held[path] if path in held else _lines(path)
         if lines and lines[0].endswith(b"\n") and lines[0] != FORMAT:
             raise RingError(f"{path}: is not of this version's format; give a folder that this gapless has written")
         yield from _steps(lines[1:])
@@ -184,6 +176,31 @@ def _series(text: object) -> str:
         raise ValueError
     parse(text)
     return text
+
+
+def _listed(folder: Path) -> tuple[list[Path], dict[Path, list[bytes]]]:
+    """Segments, and the lines of the last two, of which the very last may have just begun. Raises RingError.
+
+    They are read at once: whoever writes fast may have deleted them when their turn comes.
+    """
+    while True:
+        try:
+            paths = segments(folder)
+        except OSError as error:
+            raise RingError(f"{folder}: {error.strerror}; give a folder that gapless observe has written") from None
+        if not paths:
+            raise RingError(f"{folder}: holds no samples; give a folder that gapless observe has written")
+        held = {path: _lines(path) for path in paths[-2:]}
+        if paths[-1].exists():
+            return paths, held
+
+
+def _lines(path: Path) -> list[bytes]:
+    """Of a segment; none where it has been deleted since, for being the oldest."""
+    try:
+        return path.read_bytes().splitlines(keepends=True)
+    except FileNotFoundError:
+        return []
 
 
 def _steps(lines: list[bytes]) -> Iterator[Step]:
