@@ -1,7 +1,7 @@
 """Entries of a step log in a file, a JSON line each, written at once: what follows the last line end is no line yet.
 
-A file begins with a header: the tiers in the order in which waiting requests are counted, KV pages, slots, and the
-requests that had started before. When it is full it becomes FILE.1, in place of the one before, and a new one begins:
+A file begins with a header: the tiers in the order in which waiting requests are counted, and the requests that had
+started before. When it is full it becomes FILE.1, in place of the one before, and a new one begins:
 the last steps are there however long a server runs. Must not know what entries are read for.
 """
 
@@ -36,8 +36,6 @@ class StepFileError(ValueError):
 
 class Header(NamedTuple):
     tiers: tuple[str, ...]
-    pages: int
-    slots: int
     open: tuple[Started, ...]  # requests that had started and not ended when the file began
 
 
@@ -135,8 +133,8 @@ def law_steps(path: Path) -> list[Step]:
 
 
 def _encoded_header(config: EngineConfig, started: tuple[Started, ...]) -> bytes:
-    told = {"tiers": [tier.name for tier in config.tiers], "pages": config.num_pages, "slots": config.max_num_seqs}
-    return MARK + json.dumps(told | {"open": started}, separators=(",", ":"))[1:].encode() + b"\n"
+    told = {"tiers": [tier.name for tier in config.tiers], "open": started}
+    return MARK + json.dumps(told, separators=(",", ":"))[1:].encode() + b"\n"
 
 
 def _header(file: BinaryIO) -> Header:
@@ -148,8 +146,7 @@ def _header(file: BinaryIO) -> Header:
         if not line.startswith(MARK):
             raise ValueError
         told = json.loads(line)
-        open_ = tuple(Started(*one) for one in told["open"])
-        return Header(tuple(told["tiers"]), int(told["pages"]), int(told["slots"]), open_)
+        return Header(tuple(told["tiers"]), tuple(Started(*one) for one in told["open"]))
     except (ValueError, KeyError, TypeError):
         what = "is no step log of this version; give a file that gapless serve --option step_log=FILE has written"
         raise StepFileError(f"{file.name}: {what}") from None

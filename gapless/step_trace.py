@@ -115,8 +115,11 @@ class StepTrace:
         told.longest[gap.reason] = max(told.longest[gap.reason], length)
         args = {}
         if gap.reason == "host":
-            args = {"plan_us": gap.plan / 1000, "commit_us": gap.commit / 1000}
-            told.plan, told.commit = told.plan + min(gap.plan, length), told.commit + min(gap.commit, length)
+            # What is cut off is the begin of a gap, and plan comes last: commit has at most what plan leaves.
+            plan = min(gap.plan, length)
+            commit = min(gap.commit, length - plan)
+            args = {"plan_us": plan / 1000, "commit_us": commit / 1000}
+            told.plan, told.commit = told.plan + plan, told.commit + commit
         else:
             self._writer.counter("tokens of a step", begin, {"prompt": 0, "decode": 0})
         self._writer.slice(GAPS, gap.reason, begin, gap.end, args)

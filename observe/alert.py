@@ -57,11 +57,6 @@ def number(value: float) -> str:
     return f"{value:.12g}"
 
 
-def listed(names: list[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
-
-
 def plain(text: str) -> str:
     """Text of the file within one that may hold templates: nothing in it is one."""
     return text.replace("{{", '{{ "{{" }}')

@@ -14,10 +14,12 @@ from config_gen.percentiles import samples_needed
 from config_gen.sla.quantity import show_duration, show_percentile
 from config_gen.sla.spec import LlmModel, LlmTraffic, Tier
 from observe import metrics
-from observe.alert import MINUTE, WINDOW, Alert, listed, number, series, span
+from observe.alert import MINUTE, WINDOW, Alert, number, series, span
+from observe.amounts import listed
 
 LONGEST = 360 * MINUTE  # over which a percentile is taken
 PAGES = 0.85  # share of KV pages beyond which queues and timeouts come in bursts
+STARVED, GATED = MINUTE, 10 * MINUTE  # s that a tier may wait without service; one that starts in gaps only
 WORDS = {"ttft": "the time to the first token", "itl": "the time between tokens", "e2e": "the time to the whole answer"}
 NAMES = {"ttft": "GaplessTtftOverTarget", "itl": "GaplessItlOverTarget", "e2e": "GaplessE2eOverTarget"}
 
@@ -105,7 +107,7 @@ def _starving(name: str, tier: str, bounds: Tier, pace: float) -> Alert:
     return Alert(
         "GaplessStarving",
         f"min_over_time({waiting}[{window}]) > 0 and increase({service}[{window}]) == 0",
-        (MINUTE if share is None else 10 * MINUTE) * pace,
+        (STARVED if share is None else GATED) * pace,
         "critical" if share is None else "warning",
         f"{name}, {tier}: requests wait and none of them is served",
         f"At least {{{{ $value }}}} waited all the time, and the tier got no service.{own} Its weight is "

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from config_gen.sla.spec import Hardware
+from observe import triton_metrics
 from observe.alert import MINUTE, WINDOW, Alert, number, plain, series, span
 
 SERVER, CARDS = "triton", "dcgm"  # jobs of deploy/observability/prometheus.yml
@@ -31,7 +32,7 @@ def server_alerts(models: list[str], pace: float) -> Iterator[Alert]:
         "after five deaths in a row: read its output and keep it with the server's log before starting it.",
     )
     for name in models:
-        count = series("nv_inference_count", model=name)
+        count = series(triton_metrics.COUNT, model=name)
         yield Alert(
             "GaplessModelNotReady",
             f"{up} == 1 unless on (job, instance) {count}",

@@ -10,10 +10,11 @@ from fractions import Fraction
 
 from config_gen.sla.quantity import show_duration, show_percentile
 from config_gen.sla.spec import OnnxModel, Targets, Tier
-from observe.alert import MINUTE, WINDOW, Alert, listed, number, series, span
+from observe import triton_metrics
+from observe.alert import MINUTE, WINDOW, Alert, number, series, span
+from observe.amounts import listed
 
 QUANTILES = tuple(map(Fraction, ("0.5", "0.9", "0.95", "0.99", "0.999")))  # that Triton publishes unless told otherwise
-SUMMARY = "nv_inference_request_summary_us"
 
 
 def unary_alerts(name: str, model: OnnxModel, tiers: dict[str, Tier], pace: float) -> Iterator[Alert]:
@@ -59,15 +60,16 @@ def _late(name: str, model: OnnxModel, pace: float) -> Alert:
         blind = "Triton does not tell tiers apart: one broke its promise, and a stricter one can without this alert. "
     asked = "" if published == at else f" (the nearest to {show_percentile(at)} that Triton publishes)"
     rates = ", ".join(f"{tier} {traffic.rate:g}/s" for tier, traffic in model.traffic.items()) or "none"
+    summary = series(triton_metrics.SUMMARY, model=name, quantile=number(float(published)))
     return Alert(
         "GaplessE2eOverTarget",
-        f"max by (model) ({series(SUMMARY, model=name, quantile=number(float(published)))}) / 1e6 > {number(limit)}",
+        f"max by (model) ({summary}) / 1e6 > {number(limit)}",
         2 * MINUTE * pace,
         "warning" if others else "critical",
         f"{name}: E2E {show_percentile(published)} is over {shown}",
         f"{show_percentile(published)}{asked} of the whole request in the server over its last minute was "
         f"{{{{ $value | humanizeDuration }}}}. Promised: {'; '.join(promises)}. {blind}If "
-        "nv_inference_queue_duration_us grows fastest, more comes than was planned for (declared: "
+        f"{triton_metrics.spent('queue')} grows fastest, more comes than was planned for (declared: "
         f"{rates}): correct the file and run gapless plan; else the engine computes slower than profiled. Needs "
         "--metrics-config=summary_latencies=true, which gapless generate writes.",
         {"model": name},
@@ -76,7 +78,7 @@ def _late(name: str, model: OnnxModel, pace: float) -> Alert:
 
 def _timed_out(name: str, shortest: int, pace: float) -> Alert:
     window = span(WINDOW * pace)
-    wanted = series("nv_inference_request_failure", model=name, reason="REJECTED")
+    wanted = series(triton_metrics.FAILED, model=name, reason="REJECTED")
     return Alert(
         "GaplessRefusals",
         f"sum by (model) (increase({wanted}[{window}])) > 0",
@@ -93,7 +95,7 @@ def _timed_out(name: str, shortest: int, pace: float) -> Alert:
 def _queue_full(name: str, places: int, pace: float) -> Alert:
     return Alert(
         "GaplessQueueFull",
-        f"{series('nv_inference_pending_request_count', model=name)} >= {places}",
+        f"{series(triton_metrics.PENDING, model=name)} >= {places}",
         MINUTE * pace,
         "warning",
         f"{name}: every queue is full",
@@ -105,9 +107,7 @@ def _queue_full(name: str, places: int, pace: float) -> Alert:
 
 
 def _stuck(name: str, pace: float) -> Alert:
-    pending, done = (
-        series(metric, model=name) for metric in ("nv_inference_pending_request_count", "nv_inference_exec_count")
-    )
+    pending, done = (series(metric, model=name) for metric in (triton_metrics.PENDING, triton_metrics.RUNS))
     window = span(MINUTE * pace)
     return Alert(
         "GaplessStarving",
@@ -123,7 +123,7 @@ def _stuck(name: str, pace: float) -> Alert:
 
 def _failed(name: str, pace: float) -> Alert:
     window = span(WINDOW * pace)
-    wanted = series("nv_inference_request_failure", model=name, reason="~BACKEND|OTHER")
+    wanted = series(triton_metrics.FAILED, model=name, reason="~BACKEND|OTHER")
     return Alert(
         "GaplessRequestFailed",
         f"sum by (model, instance) (increase({wanted}[{window}])) > 0",

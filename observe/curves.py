@@ -9,7 +9,7 @@ from functools import reduce
 
 import numpy as np
 
-from observe.window import NEVER, Values, Window
+from observe.window import NEVER, Values, Window, risen
 
 SPAN = 2 * 10**9  # ns
 
@@ -41,13 +41,8 @@ def by_label(window: Window, name: str, label: str, **labels: str) -> dict[str, 
 
 
 def rises(window: Window, name: str, **labels: str) -> Values:
-    """How much counters of Triton's page rose together since the sample before; a fall is a restart from 0.
-
-    So is one that comes up on a page that was there without it: many begin with the first event.
-    """
-    there = total(window, "observe_up", source="Triton") > 0
-    counters = (np.where(np.isnan(one) & there, 0.0, one) for one in window.select(name, **labels).values())
-    return together([risen(one) for one in counters], len(window.times))
+    """How much counters rose together since the sample before; NaN where none was there."""
+    return together([since_before(one) for one in window.counters(name, **labels)], len(window.times))
 
 
 def per(amount: Values, events: Values) -> Values:
@@ -55,10 +50,9 @@ def per(amount: Values, events: Values) -> Values:
     return np.divide(amount, events, out=np.full(len(events), NEVER), where=events > 0)
 
 
-def risen(values: Values) -> Values:
+def since_before(values: Values) -> Values:
     """How much a counter rose since the sample before; NaN where it was not there."""
-    steps = np.diff(values, prepend=NEVER)
-    return np.where(steps < 0, values, steps)
+    return risen(np.concatenate([[NEVER], values]))
 
 
 def per_second(window: Window, rise: Values) -> Values:

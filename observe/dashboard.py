@@ -10,11 +10,11 @@ from typing import Any
 
 from config_gen.sla.quantity import show_percentile
 from config_gen.sla.spec import LlmModel, OnnxModel, Spec
-from observe import metrics
+from observe import metrics, triton_metrics
 from observe.alert import number, series
 from observe.alerts_llm import PAGES
 from observe.alerts_machine import BUSY, FREE, FULL, TENSOR, USED, XID
-from observe.alerts_unary import SUMMARY, bound, quantile
+from observe.alerts_unary import bound, quantile
 from observe.panel import Panel, rows
 
 RATE = "$__rate_interval"  # Grafana's, long enough for the interval of scrapes
@@ -115,11 +115,11 @@ def _unary(name: str, model: OnnxModel) -> list[Panel]:
     def rate(metric: str) -> str:
         return f"sum(rate({series(metric, model=name)}[{RATE}]))"
 
-    failed = series("nv_inference_request_failure", model=name)
+    failed = series(triton_metrics.FAILED, model=name)
     limit, at = bound(model.targets) if model.targets else (None, UNPROMISED)
-    done = rate("nv_inference_request_success")
+    done = rate(triton_metrics.DONE)
     kinds = ("queue", "compute_input", "compute_infer", "compute_output")
-    spent = tuple((f"{rate(f'nv_inference_{kind}_duration_us')} / {done} / 1e6", kind) for kind in kinds)
+    spent = tuple((f"{rate(triton_metrics.spent(kind))} / {done} / 1e6", kind) for kind in kinds)
     return [
         Panel("Requests answered", ((done, "answered"),), "reqps", about="Triton does not tell tiers apart."),
         Panel("Requests failed", ((f"sum by (reason) (rate({failed}[{RATE}]))", "{{reason}}"),), "reqps"),
@@ -127,7 +127,7 @@ def _unary(name: str, model: OnnxModel) -> list[Panel]:
             "E2E of all tiers",
             tuple(
                 (
-                    f"max({series(SUMMARY, model=name, quantile=number(float(each)))}) / 1e6",
+                    f"max({series(triton_metrics.SUMMARY, model=name, quantile=number(float(each)))}) / 1e6",
                     show_percentile(each),
                 )
                 for each in sorted({Fraction(1, 2), quantile(at)})
@@ -136,7 +136,7 @@ def _unary(name: str, model: OnnxModel) -> list[Panel]:
             limit,
             "Of the last minute, in the server, and of all tiers together: Triton does not tell them apart.",
         ),
-        Panel("Waiting", ((f"sum({series('nv_inference_pending_request_count', model=name)})", "waiting"),)),
+        Panel("Waiting", ((f"sum({series(triton_metrics.PENDING, model=name)})", "waiting"),)),
         Panel("Where the time goes", spent, "s", about="Mean of a request."),
-        Panel("Requests a batch", ((f"{rate('nv_inference_count')} / {rate('nv_inference_exec_count')}", "items"),)),
+        Panel("Requests a batch", ((f"{rate(triton_metrics.COUNT)} / {rate(triton_metrics.RUNS)}", "items"),)),
     ]

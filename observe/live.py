@@ -11,13 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from config_gen.sla.quantity import show_duration
-from observe import metrics
+from observe import metrics, triton_metrics
 from observe.amounts import show_bytes
 from observe.window import Window
 
 P99 = 0.99
 LATENCIES = {"TTFT": metrics.TTFT.name, "ITL": metrics.ITL.name, "E2E": metrics.E2E.name}
-FIRST_RESPONSE = "nv_inference_first_response_histogram_ms"  # with --metrics-config=histogram_latencies=true
 ABSENT = "–"
 
 
@@ -29,7 +28,7 @@ def screen(window: Window) -> RenderableType:
 
 def models(window: Window) -> list[str]:
     """Names of the models that Triton counts requests of."""
-    return sorted({series.label("model") for series in window.select("nv_inference_request_success")})
+    return sorted({series.label("model") for series in window.select(triton_metrics.DONE)})
 
 
 def _models(window: Window) -> Table:
@@ -38,19 +37,19 @@ def _models(window: Window) -> Table:
     for title in titles:
         table.add_column(title, justify="left" if title == "model" else "right", no_wrap=True)
     for model in models(window):
-        table.add_row(*row(window, model))
+        table.add_row(*map(Text, row(window, model)))  # a name is no markup
     return table
 
 
 def row(window: Window, model: str) -> list[str]:
     """Cells of one model. Requests of our LLMs wait inside the model; of others in Triton's queue."""
     ours = window.latest(metrics.WAITING.name, model=model)
-    waiting = window.latest("nv_inference_pending_request_count", model=model) if isnan(ours) else ours
+    waiting = window.latest(triton_metrics.PENDING, model=model) if isnan(ours) else ours
     used, total = (window.latest(one.name, model=model) for one in (metrics.PAGES_USED, metrics.PAGES_TOTAL))
     return [
         model,
-        _number(window.rate("nv_inference_request_success", model=model), 1),
-        _number(window.rate("nv_inference_request_failure", model=model), 1),
+        _number(window.rate(triton_metrics.DONE, model=model), 1),
+        _number(window.rate(triton_metrics.FAILED, model=model), 1),
         _number(waiting),
         _number(window.latest(metrics.RUNNING.name, model=model)),
         ABSENT if isnan(used) else f"{used:.0f} of {total:.0f}",
@@ -63,7 +62,7 @@ def _latencies(window: Window, model: str) -> Iterator[float]:
     for shown, name in LATENCIES.items():
         found = window.quantile(P99, name, model=model)
         if isnan(found) and shown == "E2E":
-            found = window.quantile(P99, FIRST_RESPONSE, model=model) / 1000
+            found = window.quantile(P99, triton_metrics.FIRST_RESPONSE, model=model) / 1000
         yield found
 
 

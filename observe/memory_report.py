@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from math import isfinite
 from typing import NamedTuple
 
+from observe import metrics
 from observe.amounts import show_bytes, show_pages, show_time
 from observe.memory_curve import Curve, study
 from observe.series import Series
@@ -39,7 +40,7 @@ MEMORIES = (
     Memory("DCGM_FI_DEV_FB_USED", "GPU {gpu} (DCGM)", ("DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_FREE"), scale=MIB),
     Memory("nv_gpu_memory_used_bytes", "{gpu_uuid} (Triton)", ("nv_gpu_memory_total_bytes",)),
     Memory("nv_pinned_memory_pool_used_bytes", "pinned memory", ("nv_pinned_memory_pool_total_bytes",), reserved=True),
-    Memory("gapless_pages_used", "KV pages of {model}", ("gapless_pages_total",), scale=0, reserved=True),
+    Memory(metrics.PAGES_USED.name, "KV pages of {model}", (metrics.PAGES_TOTAL.name,), scale=0, reserved=True),
     Memory("host_process_rss_bytes", "{process} {model} (process {pid})", ("host_memory_total_bytes",)),
     Memory("host_memory_used_bytes", "this machine", ("host_memory_total_bytes",)),
 )

@@ -1,4 +1,4 @@
-"""Samples taken beside something else, in a thread of their own, for as long as a block lasts.
+"""Samples at equal intervals until somebody ends it: in this thread, or beside something else for as long as it lasts.
 
 Must not know what is measured meanwhile, nor what is done with the samples.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -19,27 +19,56 @@ from observe.window import Window
 
 
 def ticks(interval: int, duration: int | None, ended: threading.Event) -> Iterator[int]:
-    """Moments in ns since the epoch, `interval` apart; missed ones are left out, setting the clock changes nothing."""
+    """Moments in ns since the epoch, `interval` apart; missed ones are left out, setting the clock changes nothing.
+
+    `duration` ends them, or `ended`, and then with a moment of its own: unless the last one is younger than half an
+    interval, over which a rate is noise.
+    """
     began, start = time.time_ns(), time.monotonic_ns()
+    last = -interval
     while not ended.is_set():
-        yield began + time.monotonic_ns() - start
+        last = time.monotonic_ns() - start
+        yield began + last
         passed = time.monotonic_ns() - start
         following = (passed // interval + 1) * interval
         if duration is not None and following > duration:
             return
         ended.wait((following - passed) / 1e9)
+    passed = time.monotonic_ns() - start
+    if 2 * (passed - last) >= interval:
+        yield began + passed
+
+
+def record(
+    sources: Sequence[Source],
+    interval: int,
+    ended: threading.Event,
+    say: Callable[[str], None],
+    take: Callable[[int, Mapping[str, float]], None],
+    duration: int | None = None,
+) -> None:
+    """A sample for `take` at each of the `ticks`; `say` is told what sources are missing, a line each.
+
+    All sources are closed at the end.
+    """
+    sampler = Sampler(sources, say)
+    try:
+        for now in ticks(interval, duration, ended):
+            take(now, sampler.read())
+    finally:
+        sampler.close()
 
 
 class Recorder:
-    """A context manager: samples every `interval` ns from its begin, and once at its end.
+    """A context manager: records from its begin to its end, see `record`.
 
-    `ring` takes them, too; it is closed with the block. `said` holds what sources were missing, a line each. Whatever
-    ends the thread early (a full disk) is raised at the end of the block.
+    `ring` takes the samples, too, and is closed with the block. `said` holds what sources were missing. Whatever ends
+    the thread early (a full disk) is raised at the end of the block.
     """
 
     def __init__(self, sources: Sequence[Source], interval: int, ring: Ring | None = None) -> None:
         self.said: list[str] = []
-        self._sampler = Sampler(sources, self.said.append)
+        self._sources = sources
         self._interval = interval
         self._ring = ring
         self._samples: list[tuple[int, Mapping[str, float]]] = []
@@ -66,13 +95,11 @@ class Recorder:
 
     def _run(self) -> None:
         try:
-            for now in ticks(self._interval, None, self._ended):
-                self._take(now)
-            self._take(time.time_ns())
+            record(self._sources, self._interval, self._ended, self.said.append, self._take)
         except Exception as error:  # belongs to whoever started the recording
             self._failure = error
 
-    def _take(self, now: int) -> None:
-        self._samples.append((now, self._sampler.read()))
+    def _take(self, now: int, values: Mapping[str, float]) -> None:
+        self._samples.append((now, values))
         if self._ring is not None:
-            self._ring.append(*self._samples[-1])
+            self._ring.append(now, values)

@@ -19,6 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
+from observe.series import parse
+
 FORMAT = b'{"gapless_ring":1}\n'
 SEGMENTS = 8  # that a full ring has, about
 SMALLEST = 2**20  # bytes of a ring
@@ -61,15 +63,15 @@ class Ring:
         """Write one sample; values that are not a number are as if they were not there. Raises RingError."""
         known = {text: value for text, value in values.items() if not math.isnan(value)}
         try:
-            line = self._line(now, known)
+            line, numbers = self._line(now, known)
             if self._file < 0 or self._length + len(line) > self.size // SEGMENTS:
                 self._begin()
-                line = self._line(now, known)
+                line, numbers = self._line(now, known)
             self._make_room(len(line))
             self._write(line)
         except OSError as error:
             raise RingError(f"{self.folder}: {error.strerror}; the samples until now are kept") from None
-        self._last = known
+        self._last, self._numbers = known, numbers
 
     def close(self) -> None:
         for file in (self._file, self._lock):
@@ -83,7 +85,8 @@ class Ring:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _line(self, now: int, values: Mapping[str, float]) -> bytes:
+    def _line(self, now: int, values: Mapping[str, float]) -> tuple[bytes, dict[str, int]]:
+        """A sample as it is written, and the numbers of series with those that are new in it."""
         new = [text for text in values if text not in self._numbers]
         numbers = self._numbers | {text: len(self._numbers) + at for at, text in enumerate(new)}
         changed = [text for text, value in values.items() if self._last.get(text) != value]
@@ -94,7 +97,8 @@ class Ring:
             sample["set"] = [one for text in changed for one in (numbers[text], _shown(values[text]))]
         if gone := [numbers[text] for text in self._last if text not in values]:
             sample["gone"] = gone
-        return json.dumps(sample, separators=(",", ":"), ensure_ascii=False).encode(errors="replace") + b"\n"
+        line = json.dumps(sample, separators=(",", ":"), ensure_ascii=False).encode(errors="replace") + b"\n"
+        return line, numbers
 
     def _begin(self) -> None:
         """Close the segment and begin another one, which knows nothing of those before."""
@@ -126,9 +130,6 @@ class Ring:
             os.ftruncate(self._file, self._length)
             raise OSError(None, "the disk is full")
         self._length += written
-        if line is not FORMAT:
-            added = json.loads(line).get("new", ())
-            self._numbers |= {text: len(self._numbers) + at for at, text in enumerate(added)}
 
 
 def _shown(value: float) -> float | int | str:
@@ -161,20 +162,45 @@ def replay(folder: Path) -> Iterator[Step]:
 
     A line that cannot be read ends its segment: those after it say only what changed.
     """
-    try:
-        paths = segments(folder)
-    except OSError as error:
-        raise RingError(f"{folder}: {error.strerror}; give a folder that gapless observe has written") from None
-    if not paths:
-        raise RingError(f"{folder}: holds no samples; give a folder that gapless observe has written")
+    paths, held = _listed(folder)
     for path in paths:
-        try:
-            lines = path.read_bytes().splitlines(keepends=True)
-        except FileNotFoundError:
-            continue  # deleted since, for being the oldest
+        lines = held[path] if path in held else _lines(path)
         if lines and lines[0].endswith(b"\n") and lines[0] != FORMAT:
             raise RingError(f"{path}: is not of this version's format; give a folder that this gapless has written")
         yield from _steps(lines[1:])
+
+
+def _series(text: object) -> str:
+    """The same, which names a series. Raises ValueError."""
+    if not isinstance(text, str):
+        raise ValueError
+    parse(text)
+    return text
+
+
+def _listed(folder: Path) -> tuple[list[Path], dict[Path, list[bytes]]]:
+    """Segments, and the lines of the last two, of which the very last may have just begun. Raises RingError.
+
+    They are read at once: whoever writes fast may have deleted them when their turn comes.
+    """
+    while True:
+        try:
+            paths = segments(folder)
+        except OSError as error:
+            raise RingError(f"{folder}: {error.strerror}; give a folder that gapless observe has written") from None
+        if not paths:
+            raise RingError(f"{folder}: holds no samples; give a folder that gapless observe has written")
+        held = {path: _lines(path) for path in paths[-2:]}
+        if paths[-1].exists():
+            return paths, held
+
+
+def _lines(path: Path) -> list[bytes]:
+    """Of a segment; none where it has been deleted since, for being the oldest."""
+    try:
+        return path.read_bytes().splitlines(keepends=True)
+    except FileNotFoundError:
+        return []
 
 
 def _steps(lines: list[bytes]) -> Iterator[Step]:
@@ -184,7 +210,7 @@ def _steps(lines: list[bytes]) -> Iterator[Step]:
             return
         try:
             sample = json.loads(line)
-            texts += sample.get("new", ())
+            texts += map(_series, sample.get("new", ()))
             pairs = iter(sample.get("set", ()))
             changed = {texts[number]: float(value) for number, value in zip(pairs, pairs, strict=True)}
             yield Step(int(sample["t"]), changed, tuple(texts[number] for number in sample.get("gone", ())), at == 0)

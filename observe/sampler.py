@@ -38,6 +38,11 @@ class Sampler:
             found[named("observe_read_seconds", source=source.name)] = round(time.perf_counter() - began, 6)
         return found
 
+    def close(self) -> None:
+        """Close the sources."""
+        for source in self._sources:
+            source.close()
+
     def _tell(self, what: str, reason: SourceError) -> None:
         if what not in self._said:
             self._said.add(what)

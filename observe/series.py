@@ -61,4 +61,6 @@ def page(text: str) -> Iterator[tuple[Series, float]]:
 @lru_cache(maxsize=65536)
 def parse(text: str) -> Series:
     """The series that a text names. Raises PageError."""
-    return next(page(f"{text} 0"))[0]
+    for series, _ in page(f"{text} 0"):
+        return series
+    raise PageError("is no name of a series")

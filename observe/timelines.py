@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from observe import metrics
-from observe.curves import by_label, per, per_second, risen, rises, thinned, together, total
+from observe import metrics, triton_metrics
+from observe.curves import by_label, per, per_second, rises, since_before, thinned, together, total
 from observe.metrics import Metric
-from observe.window import NEVER, Times, Values, Window
+from observe.window import NEVER, Times, Values, Window, newest
 
 _SPANS = "stretches of 2 s or more"
 
@@ -60,9 +60,8 @@ def of_machine(window: Window, models: Collection[str]) -> list[Timeline]:
 
 def engine(window: Window, model: str) -> dict[str, str]:
     """How an LLM of ours said at last that it runs; empty of other models."""
-    for series in window.select(metrics.ENGINE.name, model=model):
-        return {name: value for name, value in series.labels if name not in ("model", "version")}
-    return {}
+    found = newest(window.select(metrics.ENGINE.name, model=model).items())
+    return {name: value for name, value in found.labels if name not in ("model", "version")} if found else {}
 
 
 def _known(found: Iterator[Timeline]) -> list[Timeline]:
@@ -112,14 +111,14 @@ def _steps(window: Window, model: str) -> Iterator[Timeline]:
 
 def _other(window: Window, model: str) -> Iterator[Timeline]:
     def rise(name: str) -> Values:
-        return rises(spans, f"nv_inference_{name}", model=model)
+        return rises(spans, name, model=model)
 
     spans = thinned(window)
-    served = rise("request_success")
-    waited, computed = (per(rise(f"{part}_duration_us"), served) / 1000 for part in ("queue", "compute_infer"))
+    served = rise(triton_metrics.DONE)
+    waited, computed = (per(rise(triton_metrics.spent(part)), served) / 1000 for part in ("queue", "compute_infer"))
     yield Timeline(
         "pending", "Requests that wait in Triton's queue", "requests", "No instance has taken them yet.", window.times,
-        {"waiting": total(window, "nv_inference_pending_request_count", model=model)},
+        {"waiting": total(window, triton_metrics.PENDING, model=model)},
     )  # fmt: skip
     yield Timeline(
         "queue", "Mean time of a request in Triton", "ms", f"Of requests that ended in {_SPANS}: in the queue, and in "
@@ -127,7 +126,7 @@ def _other(window: Window, model: str) -> Iterator[Timeline]:
     )  # fmt: skip
     yield Timeline(
         "batch", "Mean batch", "items", f"Items computed at once, in {_SPANS}.", spans.times,
-        {"items": per(rise("count"), rise("exec_count"))}, since=True,
+        {"items": per(rise(triton_metrics.COUNT), rise(triton_metrics.RUNS))}, since=True,
     )  # fmt: skip
 
 
@@ -144,7 +143,7 @@ def _machine(window: Window, models: Collection[str]) -> Iterator[Timeline]:
         "processes", "CPU of Triton's processes", "cores", f"Servers, and Python processes of models, in {_SPANS}.",
         spans.times, {
             whose: per_second(spans, rise)
-            for whose, rise in _by_process(spans, "host_process_cpu_seconds_total", models, risen).items()
+            for whose, rise in _by_process(spans, "host_process_cpu_seconds_total", models, since_before).items()
         }, since=True,
     )  # fmt: skip
     resident = _by_process(window, "host_process_rss_bytes", models, lambda values: values)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,10 @@ from observe.series import Series, parse
 
 Times = NDArray[np.int64]
 Values = NDArray[np.float64]
+Mask = NDArray[np.bool_]
 NEVER = float("nan")
+TRITON = ("nv_", "gapless_")  # how names on Triton's page begin
+UP = Series("observe_up", (("source", "Triton"),))
 
 
 @dataclass(frozen=True)
@@ -34,9 +38,21 @@ class Window:
         """From the first sample to the last."""
         return float(self.times[-1] - self.times[0]) / 1e9 if len(self.times) else 0.0
 
+    @cached_property
+    def page(self) -> Mask:
+        """At which samples Triton's page was there, shape (T,)."""
+        if UP in self.values:
+            return self.values[UP] > 0
+        mine = [~np.isnan(one) for series, one in self.values.items() if series.name.startswith(TRITON)]
+        return np.logical_or.reduce(mine) if mine else np.zeros(len(self.times), np.bool_)
+
     def select(self, name: str, **labels: str) -> dict[Series, Values]:
         """Series of a name that have these labels, and may have others."""
         return {series: one for series, one in self.values.items() if series.name == name and series.has(**labels)}
+
+    def counters(self, name: str, **labels: str) -> list[Values]:
+        """Counters of a name, each from 0 on where it came up on a page that was there."""
+        return [counted(series, one, self.page) for series, one in self.select(name, **labels).items()]
 
     def between(self, start: int, end: int) -> Window:
         """Samples from `start` up to, and with, `end`, in ns."""
@@ -50,14 +66,14 @@ class Window:
 
     def delta(self, name: str, **labels: str) -> float:
         """How much the counters of a name rose together; NaN where none was there twice."""
-        rises = [increase(one) for one in self.select(name, **labels).values()]
+        rises = [increase(one) for one in self.counters(name, **labels)]
         known = [rise for rise in rises if not np.isnan(rise)]
         return float(sum(known)) if known else NEVER
 
     def rate(self, name: str, **labels: str) -> float:
         """Rise a second of the counters of a name together, each over the time that it was there."""
         rates = []
-        for one in self.select(name, **labels).values():
+        for one in self.counters(name, **labels):
             there = np.flatnonzero(~np.isnan(one))
             if len(there) > 1 and (span := self.times[there[-1]] - self.times[there[0]]) > 0:
                 rates.append(increase(one) * 1e9 / float(span))
@@ -67,7 +83,7 @@ class Window:
         """Of what the histograms of a name counted in this window together; NaN where that is nothing."""
         counts: dict[float, float] = defaultdict(float)
         for series, one in self.select(f"{name}_bucket", **labels).items():
-            if not np.isnan(rise := increase(one)):
+            if not np.isnan(rise := increase(counted(series, one, self.page))):
                 counts[float(series.label("le"))] += rise
         return histogram_quantile(q, counts)
 
@@ -82,13 +98,38 @@ def of_samples(samples: Iterable[tuple[int, Mapping[str, float]]]) -> Window:
     return _window((Step(now, values, (), True) for now, values in samples), lambda series: True)
 
 
+def counted(series: Series, values: Values, page: Mask) -> Values:
+    """A counter, which is 0 before it is there for the first time, where Triton's `page` was there without it.
+
+    Many come up with their first event, and those of a model with the model. What comes up with the page, or is in the
+    first sample, may have risen long before; so may what a process has used when it is found to be one of Triton's.
+    """
+    if not series.name.startswith(TRITON):
+        return values
+    return np.where(np.logical_and.accumulate(np.isnan(values)) & page, 0.0, values)
+
+
+def risen(values: Values) -> Values:
+    """How much a counter rose from each sample to the next, (T - 1,): a fall is a restart from 0. NaN in gaps."""
+    steps = np.diff(values)
+    return np.where(steps < 0, values[1:], steps)
+
+
 def increase(values: Values) -> float:
-    """How much a counter rose, over gaps too; a fall is a restart from 0. NaN where it was not there twice."""
+    """How much a counter rose, over gaps too. NaN where it was not there twice."""
     there = values[~np.isnan(values)]
-    if len(there) < 2:
-        return NEVER
-    steps = np.diff(there)
-    return float(np.where(steps < 0, there[1:], steps).sum())
+    return float(risen(there).sum()) if len(there) > 1 else NEVER
+
+
+def newest(found: Iterable[tuple[Series, Values]]) -> Series | None:
+    """Of series that say the same in their labels, the one that holds at last; None where there never was one.
+
+    What a process has published may stay on the page when it has died: of those in the last sample, it is the one that
+    came last.
+    """
+    places = [(np.flatnonzero(~np.isnan(values)), series) for series, values in found]
+    there = [(at[-1], at[0], order, series) for order, (at, series) in enumerate(places) if len(at)]
+    return max(there, key=lambda one: one[:3])[3] if there else None
 
 
 def histogram_quantile(q: float, buckets: Mapping[float, float]) -> float:

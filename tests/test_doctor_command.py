@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from doctor_scenes import SERIAL
 from doctor_series import SECONDS
-from doctor_windows import Host, Llm, texts, written
+from doctor_windows import Host, Llm, Tier, texts, written
 
 from gapless.cli import main
 from loadtest import recording
@@ -123,12 +123,35 @@ def test_what_the_client_saw_tells_queues_before_the_server(
     doctor: Doctor, tmp_path: Path, lag: int, end: int, told: str | None
 ) -> None:
     run = Recording(
-        120 * 10**9, 0, 1.0, Client(lag, 0.0, 0.1), {("chat", "interactive"): Sent(True, None)},
+        120 * 10**9, 0, 1.0, Client(lag, 0.0, 0.1, 10**18), {("chat", "interactive"): Sent(True, None)},
         [sample(number, lag, end) for number in range(200)],
     )  # fmt: skip
     (tmp_path / "samples").write_text(recording.dumps(run))
     status, out, _ = doctor(written(tmp_path / "ring", texts(Llm())), "--samples", tmp_path / "samples")
     assert (status, out.splitlines()[0].startswith(told or "Healthy")) == (1 if told else 0, True)
+
+
+def test_the_client_is_compared_with_what_the_server_saw_in_its_own_time(doctor: Doctor, tmp_path: Path) -> None:
+    """Inside it takes 4 s at the median for a minute, then 0.6 s; the client's 4 s are of one, or of neither."""
+    slow = np.arange(SECONDS) < SECONDS // 2
+    tier = Tier(rate=4.0, e2e=(np.where(slow, 4.0, 0.6), np.where(slow, 9.0, 2.5)))
+    series = texts(Llm(tiers={"interactive": tier}))
+    ring = written(tmp_path / "ring", series)
+
+    def told(began: int) -> tuple[int, str, str]:
+        sent = {("chat", "interactive"): Sent(True, None)}
+        client = Client(0.0, 0.0, 0.1, 10**18 + began * 10**9)
+        run = Recording(55 * 10**9, 0, 1.0, client, sent, [sample(number, 0, 4000 * MS) for number in range(200)])
+        (tmp_path / "samples").write_text(recording.dumps(run))
+        return doctor(ring, "--samples", tmp_path / "samples")
+
+    assert told(0)[0] == 0
+    status, out, _ = told(62)
+    assert status == 1 and "time is lost between client and model" in out and "inside of the model: 6" in out
+    for began in (-3600, 3600):
+        status, out, err = told(began)
+        assert (status, out, len(err.splitlines())) == (2, "", 1)
+        assert "holds no sample of the time in which the client loaded (--samples)" in err
 
 
 def test_bad_input_is_told_in_a_line(doctor: Doctor, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from observe.amounts import show_bytes, show_pages
+from observe.amounts import listed, show_bytes, show_pages, show_time
 from observe.memory_curve import Curve, study
 from observe.memory_report import sentences
 
@@ -173,3 +173,14 @@ def test_a_leak_is_told_with_its_numbers() -> None:
         "LEAK: its lows grow by 250 MB an hour (250 MB to 250 MB at 95 %, lows of 24 stretches of time) and do not come"
         " back. In 2.83 days it reaches its limit. A tooth that takes longer than 4 h would look the same.",
     ]
+
+
+def test_times_and_lists_for_people() -> None:
+    assert [show_time(it) for it in (0.25, 59.0, 90.0, 14400.0, 216000.0)] == [
+        "250 ms",
+        "59 s",
+        "1.5 min",
+        "4 h",
+        "2.5 days",
+    ]
+    assert [listed(["a", "b", "c"][:count]) for count in range(4)] == ["", "a", "a and b", "a, b and c"]

@@ -164,6 +164,9 @@ def test_the_dashboard_shows_rates_queues_pages_and_percentiles() -> None:
         }  # fmt: skip
 
     console = Console(width=120, record=True, file=sys.stderr)
+    odd = {'nv_inference_request_success{model="[/x]",version="1"}': 0.0}
+    console.print(screen(window.of_samples([(0, odd), (GB, odd)])))
+    assert "[/x] 0.0 – – – – – – –" in " ".join(console.export_text().split())
     console.print(screen(window.of_samples([at(0, 10, (0, 0, 0)), at(10, 30, (0, 100, 100))])))
     lines = [" ".join(line.split()) for line in console.export_text().splitlines()]
     assert "chat 2.0 – 7 5 120 of 546 – 20 ms –" in lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import threading
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from random import Random
 
 import pytest
 
+from observe import window
 from observe.ring import Ring, RingError, replay, segments
 
 Samples = list[tuple[int, dict[str, float]]]
@@ -102,6 +104,18 @@ def test_a_line_that_was_damaged_ends_its_segment_only(tmp_path: Path) -> None:
     lines = first.read_bytes().splitlines(keepends=True)
     first.write_bytes(b"".join([*lines[:6], b"\x00{\n", *lines[7:]]))
     assert read(tmp_path) == samples[:5] + samples[20:]
+
+
+@pytest.mark.parametrize("text", ['name{label="0', "", "#", "no name", "5 {", "name\nname"])
+def test_a_series_that_was_damaged_ends_its_segment_only(tmp_path: Path, text: str) -> None:
+    for part in ([0, 1], [2]):
+        with Ring(tmp_path, 2**20) as ring:
+            for at in part:
+                ring.append(at, {"kept": float(at)} | ({"damaged": 1.0} if at == 1 else {}))
+    first = segments(tmp_path)[0]
+    first.write_text(first.read_text().replace('"damaged"', json.dumps(text)))
+    assert read(tmp_path) == [(0, {"kept": 0.0}), (2, {"kept": 2.0})]
+    assert window.read(tmp_path).latest("kept") == 2
 
 
 def test_it_is_read_while_it_is_written(tmp_path: Path) -> None:

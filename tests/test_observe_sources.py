@@ -16,6 +16,7 @@ import pynvml
 import pytest
 from fake_driver import FakeDriver
 
+from observe.recorder import record
 from observe.sampler import Sampler
 from observe.sources.base import SourceError
 from observe.sources.host import Host
@@ -92,6 +93,9 @@ class Scripted:
             raise SourceError("no reason")
         return {"x": 1.0}
 
+    def close(self) -> None:
+        self.there = False
+
 
 def test_who_is_missing_or_gone_is_said_once_and_comes_back_without_a_word() -> None:
     said: list[str] = []
@@ -105,6 +109,16 @@ def test_who_is_missing_or_gone_is_said_once_and_comes_back_without_a_word() -> 
     rest = "no reason; left out until it is there"
     assert said == [f"late is missing: {rest}", f"other is gone: {rest}", f"late is gone: {rest}"]
     assert ups == [(0, 1), (0, 1), (1, 0), (1, 0), (1, 1), (0, 0), (1, 1), (0, 0)]
+
+
+def test_what_is_sampled_is_closed_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = FakeDriver()
+    driver.fake(monkeypatch)
+    ended = threading.Event()
+    record(
+        [Nvml(), Host(), dcgm("http://127.0.0.1:9/")], 10**9, ended, lambda line: None, lambda now, values: ended.set()
+    )
+    assert driver.calls == ["init", "shutdown"]
 
 
 def test_without_a_driver_the_real_library_refuses_and_the_source_is_missing() -> None:
@@ -197,7 +211,8 @@ def test_the_host_and_the_processes_of_triton(tmp_path: Path) -> None:
             for process in (first, second):
                 process.communicate()
     assert not found.keys() & {key for key in host.read() if "rss" in key} & set(keys)
-    cores = [key for key in found if key.startswith("host_cpu_percent")]
+    assert not [key for key in found if key.startswith("host_cpu_percent")]  # nothing to tell of yet
+    cores = [key for key in host.read() if key.startswith("host_cpu_percent")]
     assert cores == [f'host_cpu_percent{{core="{core}"}}' for core in range(psutil.cpu_count() or 1)]
     total, used, free = (found[f"host_memory_{it}_bytes"] for it in ("total", "used", "available"))
     assert total == psutil.virtual_memory().total == used + free

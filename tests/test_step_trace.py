@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import random
 import tracemalloc
 from collections import Counter
@@ -19,8 +20,10 @@ from decode.plan import Finished, Rejected, Started, TokenOut
 from decode.step_file import Header, StepFile
 from decode.step_gaps import Gaps
 from decode.step_log import Entry
+from gapless.step_trace import StepTrace
 from gapless.tracing import write_trace
 from observe.ring import Ring
+from observe.trace_events import TraceWriter
 
 EMPTY = Entry(0, 0, 0, 0, None, None, (), (), (), (), (), 0, (0,), 0)
 
@@ -161,6 +164,19 @@ def test_the_last_stretch_alone(tmp_path: Path) -> None:
     assert traced(tmp_path, run, last=10**15)[0] == whole
 
 
+def test_of_a_gap_that_is_cut_off_plan_and_commit_are_no_more_than_what_is_left(tmp_path: Path) -> None:
+    """A step is over at 100, 40 of it commit; the next one plans for 50 from 110 on. Of the last 70 ns, 50 are plan."""
+    step = EMPTY._replace(work=StepWork(), running=1, waiting=(0, 0))
+    first = step._replace(began=1000, planned=10, executed=60, ended=100, step=0)
+    second = step._replace(began=1110, planned=50, executed=90, ended=90, step=1)
+    trace = StepTrace(TraceWriter(io.StringIO(), "", 1090), Header(("urgent", "batch"), ()), 1090)
+    trace.add(first)
+    trace.add(second)
+    told = trace.close()
+    assert (told.total["host"], told.plan, told.commit) == (70, 50, 20)
+    assert "plan 71%, commit 29%, between 0%" in told.lines()[1]
+
+
 def test_requests_that_started_before_the_log_was_full_keep_their_names(tmp_path: Path) -> None:
     run = Logged([(0, ask("early", 4, 76)), *((n * 40 * MS, ask(f"r{n}", 20, 4)) for n in range(12))]).run()
     file = StepFile(tmp_path / "steps", CONFIG, most=8_000)
@@ -201,7 +217,7 @@ def test_samples_of_the_same_time_stand_beside_the_steps(tmp_path: Path) -> None
 def test_what_is_held_does_not_grow_with_the_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entry = Logged([(0, ask("a", 4, 1))]).run().entries[0]
     many = (entry._replace(began=entry.began + number * 10 * MS) for number in range(1200))
-    header = Header(("urgent", "batch"), 30, 5, ())
+    header = Header(("urgent", "batch"), ())
     monkeypatch.setattr("gapless.tracing.step_file.read", lambda path: (header, many))
     monkeypatch.setattr("gapless.tracing.step_file.newest", lambda path: entry)
     tracemalloc.start()

@@ -11,6 +11,8 @@ from load_runs import seen
 
 from loadtest.windows import CELLS, Windows, in_flight
 from observe import curves, timelines, window
+from observe.doctor.llm_facts import llm_facts
+from observe.doctor.spans import Span
 from observe.series import Series, named
 from observe.timelines import Timeline
 from observe.window import Window
@@ -131,12 +133,52 @@ def test_tritons_own_numbers_of_a_gpu_come_first() -> None:
 
 
 def test_a_counter_that_comes_up_with_its_first_event_rose_from_zero_unless_the_page_was_away() -> None:
-    """The page is there without it, has it, is away, is there again; then the model is unloaded."""
+    """The page is there without it, has it, is away, is there again; then the model is unloaded.
+
+    With the model the counter is gone: nothing is known of it. Without a word on the page, other series on it tell.
+    """
     up, at = (named("observe_up", source="Triton"), named("gapless_steps_total", model="chat"))
     rows: list[dict[str, float]] = [{up: 1}, {up: 1, at: 7}, {up: 0}, {up: 1, at: 12}, {up: 1, at: 13}, {up: 1}]
-    assert same(curves.rises(sampled(*rows), "gapless_steps_total", model="chat"), NAN, 7, NAN, NAN, 1, 0)
+    assert same(curves.rises(sampled(*rows), "gapless_steps_total", model="chat"), NAN, 7, NAN, NAN, 1, NAN)
     without = [{at: value} for value in (1.0, 3.0)]
     assert same(curves.rises(sampled({}, *without), "gapless_steps_total"), NAN, NAN, 2)
+    other = {named("gapless_running", model="chat"): 1.0}
+    assert same(curves.rises(sampled(other, *without), "gapless_steps_total"), NAN, 1, 2)
+
+
+def test_a_counter_that_comes_up_has_risen_by_as_much_for_all_who_ask() -> None:
+    """Three ended before the first sample; four more by the third, the first of another kind among them.
+
+    A process of the machine may have run before it was found.
+    """
+    page, kind = {named("observe_up", source="Triton"): 1.0}, {"model": "chat", "tier": "a"}
+    length, error = (named("gapless_finished_total", reason=reason, **kind) for reason in ("length", "error"))
+    used = named("host_process_cpu_seconds_total", process="server", pid="1")
+    rows = [{length: 3.0}, {length: 3.0}, {length: 5.0, error: 2.0, used: 9.0}, {length: 6.0, error: 2.0, used: 9.5}]
+    found = sampled(*(page | row for row in rows))
+    assert same(curves.rises(found, "gapless_finished_total"), NAN, 0, 4, 1)
+    assert found.delta("gapless_finished_total") == Span.of(found).total("gapless_finished_total") == 5
+    assert found.rate("gapless_finished_total") == pytest.approx(5 / 3)
+    assert Span.of(found).rate("gapless_finished_total") == pytest.approx(5 / 3)
+    assert found.delta(used.partition("{")[0]) == Span.of(found).total(used.partition("{")[0]) == 0.5
+    le = {bound: named("gapless_e2e_seconds_bucket", le=bound, **kind) for bound in ("1", "2", "+Inf")}
+    fresh = sampled(page, page | dict.fromkeys(le.values(), 4.0))  # all four within the first bucket
+    assert fresh.quantile(0.5, "gapless_e2e_seconds") == Span.of(fresh).quantile(0.5, "gapless_e2e_seconds") == 0.5
+
+
+def test_of_engines_whose_words_stay_on_the_page_the_one_that_came_last_holds() -> None:
+    """Two that were there from the beginning, of which one goes; then a third comes, and the second stays."""
+    old, gone, new = (named("gapless_engine_info", model="chat", policy=it) for it in ("fcfs", "priority", "weighted"))
+    run = {named("gapless_running", model="chat"): 1.0}
+    rows = [{old: 1.0, gone: 1.0}, {old: 1.0}, {old: 1.0, new: 1.0}, {old: 1.0, new: 1.0}]
+
+    def told(*some: dict[str, float]) -> str:
+        found = sampled(*(run | row for row in some))
+        facts = llm_facts(Span.of(found), "chat", None, lambda span: None)
+        assert facts.info["policy"] == timelines.engine(found, "chat")["policy"]
+        return facts.info["policy"]
+
+    assert [told(*rows[:count]) for count in (2, 3, 4)] == ["fcfs", "weighted", "weighted"]
 
 
 @pytest.mark.parametrize(

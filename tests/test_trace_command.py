@@ -49,6 +49,19 @@ def test_the_command_says_in_a_sentence_what_the_trace_shows(observe: Observe, t
     assert check(Path("trace.json")).counters["CPU"] == [(MS, {"percent": 12.0})]
 
 
+@pytest.mark.parametrize("there", [None, '{"gapless_ring":9}\n'])
+def test_samples_that_nobody_asked_for_and_that_cannot_be_read_are_left_out(
+    observe: Observe, there: str | None
+) -> None:
+    Path("out/observed").mkdir(parents=True)
+    if there is not None:
+        Path("out/observed/samples-00000001.jsonl").write_text(there)
+    status, out, err = observe("--trace", "trace.json", "--steps", "steps")
+    assert (status, err, len(out.splitlines())) == (0, "", 3) and "CPU" not in check(Path("trace.json")).counters
+    status, out, err = observe("--trace", "trace.json", "--steps", "steps", "--out", "out/observed")
+    assert (status, out) == (2, "") and err.startswith("gapless: out/observed")
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

@@ -53,6 +53,10 @@ def _client(path: Path) -> ClientFacts:
     """What the load generator saw, in seconds."""
     taken = recording.read(path)
     whole = {key: sorted(sample.e2e / 1e9 for sample in taken.of(*key) if sample.outcome == "ok") for key in taken.sent}
+    began = taken.client.began
     return ClientFacts(
-        taken.client.send_lag / 1e9, {key: percentile(times, HALF) for key, times in whole.items() if times}
+        began,
+        began + taken.duration,
+        taken.client.send_lag / 1e9,
+        {key: percentile(times, HALF) for key, times in whole.items() if times},
     )

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.live import Live
-from rich.markup import escape
+from rich.text import Text
 
 from config_gen.sla import quantity
 from decode.step_file import older
@@ -23,9 +23,8 @@ from gapless.results import check_outputs, write_json
 from gapless.tracing import write_trace
 from observe import window
 from observe.live import screen
-from observe.recorder import ticks
-from observe.ring import SMALLEST, Ring
-from observe.sampler import Sampler
+from observe.recorder import record
+from observe.ring import SMALLEST, Ring, RingError
 from observe.sources.base import Source
 from observe.sources.host import Host
 from observe.sources.nvml import Nvml
@@ -68,7 +67,7 @@ def run(
     json_file: Annotated[Path | None, typer.Option("--json", help="with --memory: write that as JSON")] = None,
 ) -> None:
     """Exit 0; with --memory 1 when something leaks; 2 on bad input."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, emoji=False)
     if trace is not None or steps is not None or last is not None:
         _trace(trace, steps, last, out, memory, console)
         return
@@ -96,8 +95,13 @@ def _trace(
     if memory is not None:
         raise UsageError("--memory: not together with --trace; each answers a question of its own")
     check_outputs(steps, older(steps), trace=trace)
-    ring = out or (OUT if OUT.is_dir() else None)
-    for line in write_trace(steps, trace, ring, last):
+    try:
+        lines = write_trace(steps, trace, out or OUT, last)
+    except RingError:
+        if out is not None:
+            raise
+        lines = write_trace(steps, trace, None, last)  # nobody asked for samples: without those that cannot be read
+    for line in lines:
         console.print(line, markup=False)
 
 
@@ -114,14 +118,17 @@ def _sample(
     screens = Live(console=console, auto_refresh=False) if live else nullcontext()
     with ring, _asked_to_end() as ended:
         say(f"sampling into {ring.folder}, at most {ring.size / 2**20:.4g} MiB; Ctrl-C ends it")
-        sampler = Sampler(sources, say)
         with screens as shown:
-            for now in ticks(interval, duration, ended):
-                recent.append((now, sampler.read()))
-                ring.append(*recent[-1])
+
+            def take(now: int, values: Mapping[str, float]) -> None:
+                nonlocal count
                 count += 1
+                recent.append((now, values))
+                ring.append(now, values)
                 if shown is not None:
                     shown.update(screen(window.of_samples(recent)), refresh=True)
+
+            record(sources, interval, ended, say, take, duration)
         say(f"{count} sample{'' if count == 1 else 's'} in {ring.folder}")
 
 
@@ -144,7 +151,7 @@ def _tell_memory(folder: Path, json_file: Path | None, console: Console) -> bool
     check_outputs(json=json_file)
     found = list(memory_report.told(window.read(folder, memory_report.wanted)))
     for one in found:
-        console.print(f"[bold]{escape(one.name)}[/]")
+        console.print(Text(one.name, style="bold"))
         for sentence in one.sentences:
             console.print(f"  {sentence}", markup=False, style="bold red" if sentence.startswith("LEAK") else None)
     leaks = [one.name for one in found if one.leaks]

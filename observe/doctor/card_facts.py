@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from observe.doctor.machine import CardFacts, Crowd, Fault, HostFacts, Link, Pcie, Power, Tensor
-from observe.doctor.spans import Mask, Span, mean, most, share
-from observe.window import Values
+from observe.doctor.spans import Span, mean, most, share
+from observe.window import Mask, Values, newest
 
 BUSY = 0.8  # utilization of a GPU that does something nearly all the time
 NEAR = 0.8  # share of what a link carries that is near its limit
@@ -62,7 +62,7 @@ def card_facts(span: Span, gpu: str, crowd: Mask | None) -> CardFacts:
     activity, _ = _utilization(span, gpu)
     activity = found if np.isnan(activity).all() else activity
     busy: Mask = activity >= BUSY
-    driver = span.select("nvml_driver_info", gpu=gpu)
+    driver = newest(span.select("nvml_driver_info", gpu=gpu))
     return CardFacts(
         gpu=f"GPU {gpu}",
         seconds=span.seconds,
@@ -77,8 +77,8 @@ def card_facts(span: Span, gpu: str, crowd: Mask | None) -> CardFacts:
         held=_held(span, gpu, busy),
         clock=_clock(span, gpu, busy),
         power=_power(span, gpu),
-        driver=driver[-1][0].label("driver") if driver else "",
-        cuda=driver[-1][0].label("cuda") if driver else "",
+        driver=driver.label("driver") if driver else "",
+        cuda=driver.label("cuda") if driver else "",
         fault=_fault(span, gpu),
         crowd=_crowd(found, crowd),
     )
@@ -94,16 +94,14 @@ def triton_card_facts(span: Span, uuid: str, crowd: Mask | None) -> CardFacts:
         ]
         for name, factor in renamed.items()
     }
-    return card_facts(Span(span.times, named), uuid, crowd)
+    return card_facts(Span(span.times, named, span.page), uuid, crowd)
 
 
 def host_facts(span: Span) -> HostFacts:
-    cores = [mean(values) for _, values in span.select("host_cpu_percent")]
     spent = "host_process_cpu_seconds_total"
     rates = {model: span.rate(spent, model=model) for model in span.labels("model", spent) if model}
     return HostFacts(
         cpu=_cpu(span),
-        core=max((it / 100 for it in cores if it is not None), default=None),
         processes={model: rate for model, rate in rates.items() if rate is not None},
         pinned=most(span.gauge("nv_pinned_memory_pool_used_bytes")),
     )

@@ -66,11 +66,11 @@ def _batching(facts: Facts, names: set[str]) -> Iterator[Check]:
         not huge if tails else None,
         told or "too few requests of a language model ended",
     )
-    slots = [(llm.model, llm.running_most, llm.slots) for llm in facts.llms]
+    slots = [(llm.model, llm.taken, llm.slots) for llm in facts.llms]
     told = "; ".join(
-        f"{model}: at most {most:.0f} of {limit:.0f} in use"
-        for model, most, limit in slots
-        if most is not None and limit
+        f"{model}: all {limit:.0f} in use in {taken:.0%} of the samples"
+        for model, taken, limit in slots
+        if taken is not None and limit
     )
     tight = bool(names & {"slots-tight", "one-at-a-time"})
     yield _check("Does max_num_seqs leave room?", not tight if told else None, told or "no language model was sampled")

@@ -89,7 +89,7 @@ class Diagnosis:
 
 
 def diagnose(window: Window, spec: Spec | None = None, client: ClientFacts | None = None) -> Diagnosis:
-    """Raises DoctorError when the window is too short to say anything."""
+    """Raises DoctorError when the window is too short to say anything, or not of the client's time."""
     facts = gather(window, spec, client)
     told = list(memory_report.told(window)) if facts.seconds >= rules_memory.WATCHED else None
     mine = [(it.name, it.curve) for it in told or () if not it.name.startswith(("KV pages", "this machine"))]
@@ -107,8 +107,7 @@ def judged(facts: Facts) -> Iterator[Finding]:
     found += [rule(facts, card) for card in facts.cards for rule in OF_CARD]
     found.append(rules_queues.in_the_client(facts))
     if facts.client is not None:
-        pairs = [(llm, tier) for llm in facts.llms for tier in llm.tiers]
-        found += [rules_queues.before_the_server(facts, facts.client, llm, tier) for llm, tier in pairs]
+        found += [rules_queues.before_the_server(facts.client, *key, inside) for key, inside in facts.inside.items()]
     yield from (finding for finding in found if finding is not None)
 
 

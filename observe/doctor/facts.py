@@ -21,7 +21,6 @@ class Spread:
     count: float = 0.0
     mean: float | None = None
     p50: float | None = None
-    p95: float | None = None
     p99: float | None = None
     longest: float | None = None  # upper bound of the last bucket that counted, the last finite one for +Inf
 
@@ -53,13 +52,14 @@ class Missed:
 
 @dataclass(frozen=True, slots=True)
 class TierFacts:
-    """One traffic class of a language model. `unserved`: longest time that requests waited and none was served."""
+    """One traffic class of a language model. `unserved`: longest time that requests waited and none was served,
+    None where nobody told of both."""
 
     name: str
-    finished: float
+    finished: float | None
     waiting_share: float | None
     waiting_thirds: tuple[float, float] | None  # requests waiting on average, first and last third of the window
-    unserved: float
+    unserved: float | None
     service: float | None  # share of all service
     queue: Spread
     ttft: Spread
@@ -91,17 +91,16 @@ class LlmFacts:
     order: Order
     info: Mapping[str, str]  # labels of gapless_engine_info, empty where it is missing
     slots: float | None
-    running: float | None
-    running_most: float | None
     waiting: float | None
     waiting_share: float | None
     crowded: float
     alone: float | None  # of waiting: no more than one was running
     full: float | None  # of waiting: every slot was taken
+    taken: float | None  # of all samples: every slot was taken
     tokens_per_step: float | None
-    steps: float
+    steps: float | None
     busy: float | None  # share of the time inside of steps
-    finished: float
+    finished: float | None
     pages: PageFacts
     preemptions: float | None
     prompt_tokens: float | None
@@ -110,11 +109,8 @@ class LlmFacts:
     prompts: Spread
     outputs: Spread
     itl: Spread
-    ttft: Spread
-    e2e: Spread
-    queue: Spread
     step: Spread
-    refused: float
+    refused: float | None
     stretches: tuple[Stretch, ...]
 
     @property
@@ -128,8 +124,8 @@ class UnaryFacts:
 
     model: str
     seconds: float
-    requests: float
-    executions: float
+    requests: float | None
+    executions: float | None
     batch: float | None  # requests that were computed together, on average
     pending: float | None
     pending_share: float | None  # of samples with at least two waiting
@@ -137,14 +133,19 @@ class UnaryFacts:
     queue: float | None
     moving: float | None  # getting inputs and handing out outputs
     computing: float | None
-    refused: float
+    refused: float | None
     stretches: tuple[Stretch, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ClientFacts:
-    """What a load generator saw: how late it sent at P99, and P50 of whole requests by model and tier."""
+    """What a load generator saw: how late it sent at P99, and P50 of whole requests by model and tier.
 
+    It loaded from `began` to `ended`, in ns since the epoch.
+    """
+
+    began: int
+    ended: int
     send_lag: float
     whole: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
@@ -160,6 +161,7 @@ class Facts:
     cards: tuple[CardFacts, ...]
     host: HostFacts
     client: ClientFacts | None
+    inside: Mapping[tuple[str, str], float]  # P50 of whole requests in the model while the client loaded it
     notes: tuple[str, ...]
 
     @property

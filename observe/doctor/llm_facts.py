@@ -12,12 +12,12 @@ from config_gen.percentiles import samples_needed
 from config_gen.sla.quantity import show_percentile
 from config_gen.sla.spec import LlmModel, Spec, Targets
 from observe import metrics
+from observe.alerts_llm import PAGES
 from observe.doctor.facts import LlmFacts, Missed, Order, PageFacts, Spread, Stretch, TierFacts
-from observe.doctor.spans import Mask, Span, mean, most, quotient, share
-from observe.window import Values
+from observe.doctor.spans import Span, mean, most, quotient, share
+from observe.window import Mask, Values, newest
 
 BACKGROUND = {"batch", "background", "bulk", "offline", "low"}  # names of tiers that nobody waits for
-FULL = 0.85  # share of KV pages beyond which queues and timeouts come in bursts; the alerts' threshold, too
 STRETCHES, SHORTEST = 12, 5.0  # parts of a window, at most, and their least seconds
 Use = Callable[[Span], float | None]
 
@@ -33,9 +33,10 @@ def llm_facts(span: Span, model: str, spec: Spec | None, use: Use) -> LlmFacts:
         span.gauge(m.name, model=model) for m in (metrics.WAITING, metrics.RUNNING, metrics.SLOTS)
     )
     crowd: Mask = waiting > 0
-    info = span.select(metrics.ENGINE.name, model=model)
+    known: Mask = ~np.isnan(running) & ~np.isnan(slots)
+    info = newest(span.select(metrics.ENGINE.name, model=model))
     order, tiers = _order(span, model, spec)
-    steps = span.total(metrics.STEPS.name, model=model) or 0.0
+    steps = span.total(metrics.STEPS.name, model=model)
     seconds = float(span.between[crowd[1:] & ~np.isnan(span.between)].sum()) if len(span.times) > 1 else 0.0
     prompt_tokens = span.total(metrics.PROMPT_TOKENS.name, model=model)
     declared = spec.models.get(model) if spec is not None else None
@@ -44,19 +45,18 @@ def llm_facts(span: Span, model: str, spec: Spec | None, use: Use) -> LlmFacts:
         seconds=span.seconds,
         tiers=tuple(_tier(span, model, tier, spec) for tier in tiers),
         order=order,
-        info=dict(info[-1][0].labels) if info else {},
+        info=dict(info.labels) if info else {},
         slots=most(slots),
-        running=mean(running),
-        running_most=most(running),
         waiting=mean(waiting),
         waiting_share=share(crowd, ~np.isnan(waiting)),
         crowded=seconds,
         alone=share(running <= 1, crowd & ~np.isnan(running)),
-        full=share(running >= slots, crowd & ~np.isnan(running) & ~np.isnan(slots)),
+        full=share(running >= slots, crowd & known),
+        taken=share(running >= slots, known),
         tokens_per_step=quotient(span.total(metrics.OUTPUT_TOKENS.name, model=model), steps),
         steps=steps,
         busy=_busy(span, model),
-        finished=span.total(metrics.FINISHED.name, model=model) or 0.0,
+        finished=span.total(metrics.FINISHED.name, model=model),
         pages=_page_facts(span, model, crowd),
         preemptions=span.total(metrics.PREEMPTIONS.name, model=model),
         prompt_tokens=prompt_tokens,
@@ -72,9 +72,6 @@ _HISTOGRAMS = {
     "prompts": metrics.PROMPT_LENGTH,
     "outputs": metrics.OUTPUT_LENGTH,
     "itl": metrics.ITL,
-    "ttft": metrics.TTFT,
-    "e2e": metrics.E2E,
-    "queue": metrics.QUEUE,
     "step": metrics.STEP,
 }
 
@@ -89,12 +86,11 @@ def spread_of(span: Span, name: str, **labels: str) -> Spread:
     most_of = max(counts.values(), default=0.0)
     finite = [bound for bound in sorted(counts) if isfinite(bound)]
     whole = [bound for bound in finite if counts[bound] > most_of - 0.5] or finite[-1:]  # half of one is rounding
-    middle, high, highest = (at(Fraction(q, 100)) for q in (50, 95, 99))
+    middle, highest = (at(Fraction(q, 100)) for q in (50, 99))
     return Spread(
         count,
         quotient(span.total(f"{name}_sum", **labels), count),
         middle,
-        high,
         highest,
         whole[0] if whole and most_of > 0.5 else None,
     )
@@ -125,7 +121,7 @@ def _tier(span: Span, model: str, tier: str, spec: Spec | None) -> TierFacts:
     bounds = spec.tiers.get(tier) if spec is not None else None
     return TierFacts(
         name=tier,
-        finished=span.total(metrics.FINISHED.name, **of) or 0.0,
+        finished=span.total(metrics.FINISHED.name, **of),
         waiting_share=share(waiting > 0, ~np.isnan(waiting)),
         waiting_thirds=thirds(waiting),
         unserved=_unserved(span, waiting, span.gauge(metrics.SERVICE.name, **of)),
@@ -158,13 +154,19 @@ def thirds(values: Values) -> tuple[float, float] | None:
     return None if first is None or last is None else (first, last)
 
 
-def _unserved(span: Span, waiting: Values, service: Values) -> float:
-    """Longest time in which requests waited all along and the tier's service did not rise; a gap ends it."""
+def _unserved(span: Span, waiting: Values, service: Values) -> float | None:
+    """Longest time in which requests waited all along and the tier's service did not rise; a gap ends it.
+
+    Only between samples that tell of both.
+    """
+    told = ~np.isnan(waiting) & ~np.isnan(service)
+    known = told[1:] & told[:-1] & ~np.isnan(span.between)
+    if not known.any():
+        return None
+    still = known & (waiting[:-1] > 0) & (waiting[1:] > 0) & (service[1:] == service[:-1])
     longest = lasted = 0.0
-    served = np.nan_to_num(service)
     for at, seconds in enumerate(span.between):
-        still = waiting[at] > 0 and waiting[at + 1] > 0 and served[at + 1] == served[at] and not np.isnan(seconds)
-        lasted = lasted + float(seconds) if still else 0.0
+        lasted = lasted + float(seconds) if still[at] else 0.0
         longest = max(longest, lasted)
     return longest
 
@@ -173,7 +175,7 @@ def _page_facts(span: Span, model: str, crowd: Mask) -> PageFacts:
     used, total = (span.gauge(m.name, model=model) for m in (metrics.PAGES_USED, metrics.PAGES_TOTAL))
     pages = np.divide(used, total, out=np.full(len(used), np.nan), where=total > 0)
     known = ~np.isnan(pages)
-    return PageFacts(mean(pages), most(pages), share(pages > FULL, known), share(pages > FULL, known & crowd))
+    return PageFacts(mean(pages), most(pages), share(pages > PAGES, known), share(pages > PAGES, known & crowd))
 
 
 def _busy(span: Span, model: str) -> float | None:
@@ -181,9 +183,10 @@ def _busy(span: Span, model: str) -> float | None:
     return None if rate is None else min(1.0, rate)
 
 
-def _refused(span: Span, model: str) -> float:
-    bounds = ("queue_full", "queue_timeout")
-    return sum(span.total(metrics.REJECTS.name, model=model, reason=reason) or 0.0 for reason in bounds)
+def _refused(span: Span, model: str) -> float | None:
+    found = [span.total(metrics.REJECTS.name, model=model, reason=it) for it in ("queue_full", "queue_timeout")]
+    known = [it for it in found if it is not None]
+    return sum(known) if known else None
 
 
 def _stretches(span: Span, model: str, use: Use) -> Iterator[Stretch]:

@@ -96,6 +96,5 @@ class CardFacts:
 @dataclass(frozen=True, slots=True)
 class HostFacts:
     cpu: float | None  # share of all cores
-    core: float | None  # share of the busiest
     processes: Mapping[str, float]  # cores used by the processes of a model, on average
     pinned: float | None  # bytes of Triton's pinned pool in use, at most

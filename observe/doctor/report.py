@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
-from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -48,9 +47,9 @@ def first(diagnosis: Diagnosis) -> str:
 
 
 def _finding(finding: Finding) -> Iterator[RenderableType]:
-    sure = f"confidence {finding.confidence.share:.0%}"
-    title = f"[bold]{escape(finding.about)}: {escape(finding.title)}[/]"
-    yield Text.from_markup(f"\n[{COLOURS[finding.severity]}]{finding.severity}[/] {title}, {sure}")
+    title = (f"{finding.about}: {finding.title}", "bold")
+    sure = f", confidence {finding.confidence.share:.0%}"
+    yield Text.assemble("\n", (finding.severity, COLOURS[finding.severity]), " ", title, sure)
     yield _indented(f"{'; '.join(finding.confidence.reasons)}.", 2, "dim")
     for evidence in finding.evidence:
         line = Text(evidence.told)
@@ -77,5 +76,5 @@ def _checks(checks: tuple[Check, ...]) -> Table:
     table.add_column(no_wrap=True)
     table.add_column(ratio=3)
     for check in checks:
-        table.add_row(escape(check.question), Text(check.answer, style=ANSWERS[check.answer]), escape(check.told))
+        table.add_row(Text(check.question), Text(check.answer, style=ANSWERS[check.answer]), Text(check.told))
     return table

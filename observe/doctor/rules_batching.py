@@ -9,6 +9,7 @@ from statistics import median
 
 from scipy.stats import mannwhitneyu, spearmanr
 
+from observe import metrics, triton_metrics
 from observe.doctor.facts import Facts, LlmFacts, Stretch, UnaryFacts
 from observe.doctor.finding import Evidence, Finding, beyond, confidence
 from observe.doctor.say import known, number, percent, seconds
@@ -66,9 +67,9 @@ def _alone(llm: LlmFacts) -> tuple[Evidence, ...]:
     rate, pages = llm.tokens_per_step, llm.pages.level
     return known(
         percent(told, alone, "gapless_running, gapless_waiting"),
-        number("waiting on average", llm.waiting or 0.0, "gapless_waiting"),
+        number("waiting on average", llm.waiting or 0.0, metrics.WAITING.name),
         None if rate is None else number("tokens a step", rate, "gapless_output_tokens_total / gapless_steps_total"),
-        None if llm.slots is None else number("slots", llm.slots, "gapless_slots"),
+        None if llm.slots is None else number("slots", llm.slots, metrics.SLOTS.name),
         None if pages is None else percent("of the KV pages in use on average", pages, PAGES),
     )
 
@@ -77,7 +78,7 @@ def one_a_batch(facts: Facts, unary: UnaryFacts) -> Finding | None:
     """Requests stand in Triton's queue, and batches hold one."""
     queued = unary.pending_share is None or unary.pending_share >= WAITS
     waits = unary.queue is not None and unary.computing is not None and unary.queue > unary.computing > 0
-    if unary.executions < 20 or unary.batch is None or unary.batch > TOGETHER or not queued or not waits:
+    if (unary.executions or 0) < 20 or unary.batch is None or unary.batch > TOGETHER or not queued or not waits:
         return None
     queue, computing = unary.queue or 0.0, unary.computing or 0.0
     grows = None if unary.pending_thirds is None else unary.pending_thirds[1] > 1.5 * unary.pending_thirds[0]
@@ -89,11 +90,9 @@ def one_a_batch(facts: Facts, unary: UnaryFacts) -> Finding | None:
         confidence(unary.seconds, beyond(queue / computing, 1, 4), ("the queue grows", True if grows else None)),
         known(
             number("requests a batch", unary.batch, "nv_inference_count / nv_inference_exec_count"),
-            seconds("a request waits", queue, "nv_inference_queue_duration_us"),
-            seconds("and is computed for", computing, "nv_inference_compute_infer_duration_us"),
-            None
-            if unary.pending is None
-            else number("waiting on average", unary.pending, "nv_inference_pending_request_count"),
+            seconds("a request waits", queue, triton_metrics.spent("queue")),
+            seconds("and is computed for", computing, triton_metrics.spent("compute_infer")),
+            None if unary.pending is None else number("waiting on average", unary.pending, triton_metrics.PENDING),
         ),
         f"merge requests: give {unary.model} dynamic_batching and max_batch_size 8 or more (gapless plan)",
     )

@@ -5,10 +5,11 @@ Each sees one card among all facts. Must not know how facts are measured, nor ho
 
 from __future__ import annotations
 
+from observe.amounts import listed
 from observe.doctor.facts import Facts
 from observe.doctor.finding import Finding, beyond, confidence
 from observe.doctor.machine import CardFacts
-from observe.doctor.say import amount, known, listed, percent
+from observe.doctor.say import amount, known, percent
 
 IDLE, FULL = (
     0.4,

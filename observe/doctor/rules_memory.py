@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from observe import metrics
+from observe.alerts_llm import PAGES
 from observe.amounts import show_bytes, show_time
 from observe.doctor.facts import Facts, LlmFacts
 from observe.doctor.finding import Evidence, Finding, beyond, confidence
@@ -37,18 +39,18 @@ def pages_short(facts: Facts, llm: LlmFacts) -> Finding | None:
         "cause",
         confidence(
             llm.crowded,
-            beyond(llm.pages.peak or 0, 0.85, 0.97),
+            beyond(llm.pages.peak or 0, PAGES, 0.97),
             ("requests are preempted", evicted > 0 or None),
             ("slots are left", slots_left or None),
         ),
         (
             percent(
-                "of the samples with requests waiting had over 85% of the KV pages in use",
+                f"of the samples with requests waiting had over {PAGES:.0%} of the KV pages in use",
                 short,
                 "gapless_pages_used / gapless_pages_total",
             ),
             percent("of the pages in use at the peak", llm.pages.peak or 0, "gapless_pages_used / gapless_pages_total"),
-            number("preemptions", evicted, "gapless_preemptions_total"),
+            number("preemptions", evicted, metrics.PREEMPTIONS.name),
         ),
         f"raise {llm.model}'s kv_cache_memory, or lower max_model_len to what is really asked, or max_num_seqs",
     )
@@ -56,6 +58,8 @@ def pages_short(facts: Facts, llm: LlmFacts) -> Finding | None:
 
 def preemption_storm(facts: Facts, llm: LlmFacts) -> Finding | None:
     """Requests lose their pages, and with them work, so often that it costs."""
+    if llm.finished is None:
+        return None
     evicted, ended = llm.preemptions or 0.0, max(llm.finished, 1.0)
     if evicted < LEAST_EVICTED or evicted / ended < STORM:
         return None
@@ -75,7 +79,7 @@ def preemption_storm(facts: Facts, llm: LlmFacts) -> Finding | None:
                 evicted / ended,
                 "gapless_preemptions_total / gapless_finished_total",
             ),
-            number("preemptions", evicted, "gapless_preemptions_total"),
+            number("preemptions", evicted, metrics.PREEMPTIONS.name),
         ),
         f"let {llm.model} run fewer at once, or with more pages: lower max_num_seqs, raise kv_cache_memory",
     )
@@ -85,7 +89,11 @@ def prefix_useless(facts: Facts, llm: LlmFacts) -> Finding | None:
     """It is on, prompts are long enough, and hardly anything is found."""
     if llm.info.get("prefix_cache") == "off" or llm.hits is None or llm.hits > USELESS:
         return None
-    if llm.finished < LEAST_ENDED or (llm.prompt_tokens or 0) < max(WORTH, LEAST_PROMPT * llm.finished):
+    if (
+        llm.finished is None
+        or llm.finished < LEAST_ENDED
+        or (llm.prompt_tokens or 0) < max(WORTH, LEAST_PROMPT * llm.finished)
+    ):
         return None
     told = (
         "the SLA file declares shared_prefix, and requests do not begin alike"
@@ -104,7 +112,7 @@ def prefix_useless(facts: Facts, llm: LlmFacts) -> Finding | None:
                 llm.hits,
                 "gapless_prefix_hit_tokens_total / gapless_prompt_tokens_total",
             ),
-            number("requests ended", llm.finished, "gapless_finished_total"),
+            number("requests ended", llm.finished, metrics.FINISHED.name),
         ),
         f"{told}: put what they have in common (system prompt, documents) first, to the token, and what differs last",
     )
@@ -126,7 +134,7 @@ def too_wide(facts: Facts, llm: LlmFacts) -> Finding | None:
         "hint",
         confidence(llm.seconds, beyond(allowed / longest, WIDE, 4 * WIDE)),
         (
-            number("max_model_len", allowed, "gapless_engine_info", "tokens"),
+            number("max_model_len", allowed, metrics.ENGINE.name, "tokens"),
             number(
                 "longest prompt and answer together, at most",
                 longest,

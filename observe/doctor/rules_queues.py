@@ -5,7 +5,8 @@ Must not know how facts are measured, nor how findings are ranked.
 
 from __future__ import annotations
 
-from observe.doctor.facts import ClientFacts, Facts, LlmFacts, TierFacts, UnaryFacts
+from observe import metrics, triton_metrics
+from observe.doctor.facts import ClientFacts, Facts, LlmFacts, UnaryFacts
 from observe.doctor.finding import Finding, beyond, confidence
 from observe.doctor.rules_memory import SHORT
 from observe.doctor.say import known, number, part_of, percent, seconds
@@ -34,20 +35,23 @@ def in_the_client(facts: Facts) -> Finding | None:
     )
 
 
-def before_the_server(facts: Facts, client: ClientFacts, llm: LlmFacts, tier: TierFacts) -> Finding | None:
-    """Between the client and the model: network, Triton's front end, a client that reads slowly."""
-    whole, inside = client.whole.get((llm.model, tier.name)), tier.e2e.p50
-    if whole is None or inside is None or whole - inside < FELT or whole < 2 * inside or client.send_lag > LAG:
+def before_the_server(client: ClientFacts, model: str, tier: str, inside: float) -> Finding | None:
+    """Between the client and the model: network, Triton's front end, a client that reads slowly.
+
+    `inside`: the median that the model saw of this tier while the client loaded it, in seconds.
+    """
+    whole = client.whole.get((model, tier))
+    if whole is None or whole - inside < FELT or whole < 2 * inside or client.send_lag > LAG:
         return None
     return Finding(
         "queue-network",
         "time is lost between client and model",
-        llm.model,
+        model,
         "problem",
-        confidence(facts.seconds, beyond(whole / inside, 2, 5)),
+        confidence((client.ended - client.began) / 1e9, beyond(whole / inside, 2, 5)),
         (
-            seconds(f"median of {tier.name}'s requests at the client", whole, "--samples"),
-            seconds("inside of the model", inside, "gapless_e2e_seconds"),
+            seconds(f"median of {tier}'s requests at the client", whole, "--samples"),
+            seconds("inside of the model", inside, metrics.E2E.name),
         ),
         "look at the network, proxies and how fast the client reads; the model is not what takes long",
     )
@@ -70,8 +74,8 @@ def in_the_scheduler(facts: Facts, llm: LlmFacts) -> Finding | None:
         confidence(llm.seconds, beyond(waits / max(whole, 1e-9), MOSTLY, 0.9)),
         known(
             part_of(f"of {urgent.name}", waits, whole, "gapless_queue_seconds, gapless_e2e_seconds"),
-            number("waiting on average", llm.waiting or 0.0, "gapless_waiting"),
-            number("refused for it", llm.refused, "gapless_rejects_total") if llm.refused else None,
+            number("waiting on average", llm.waiting or 0.0, metrics.WAITING.name),
+            number("refused for it", llm.refused, metrics.REJECTS.name) if llm.refused else None,
         ),
         f"plan {llm.model} for the rate that really comes (gapless plan), or give {urgent.name} a max_queue",
     )
@@ -79,7 +83,7 @@ def in_the_scheduler(facts: Facts, llm: LlmFacts) -> Finding | None:
 
 def in_triton(facts: Facts, unary: UnaryFacts) -> Finding | None:
     """Requests of a model that answers in one piece wait longer than they are computed."""
-    if unary.requests < LEAST_ENDED or unary.queue is None or unary.computing is None:
+    if (unary.requests or 0) < LEAST_ENDED or unary.queue is None or unary.computing is None:
         return None
     whole = unary.queue + unary.computing + (unary.moving or 0)
     if unary.queue < FELT / 5 or unary.queue < MOSTLY * whole or (unary.pending_share or 0) < STANDING:
@@ -91,14 +95,12 @@ def in_triton(facts: Facts, unary: UnaryFacts) -> Finding | None:
         "problem",
         confidence(unary.seconds, beyond(unary.queue / whole, MOSTLY, 0.9)),
         known(
-            part_of("", unary.queue, whole, "nv_inference_queue_duration_us"),
-            None
-            if unary.pending is None
-            else number("waiting on average", unary.pending, "nv_inference_pending_request_count"),
+            part_of("", unary.queue, whole, triton_metrics.spent("queue")),
+            None if unary.pending is None else number("waiting on average", unary.pending, triton_metrics.PENDING),
             None
             if unary.batch is None
             else number("requests a batch", unary.batch, "nv_inference_count / nv_inference_exec_count"),
-            number("refused for it", unary.refused, "nv_inference_request_failure") if unary.refused else None,
+            number("refused for it", unary.refused, triton_metrics.FAILED) if unary.refused else None,
         ),
         f"give {unary.model} larger batches or more instances, where compute is left (gapless plan finds out)",
     )
@@ -106,7 +108,7 @@ def in_triton(facts: Facts, unary: UnaryFacts) -> Finding | None:
 
 def moving_data(facts: Facts, unary: UnaryFacts) -> Finding | None:
     """More time goes into getting inputs and outputs in place than into computing."""
-    if unary.requests < LEAST_ENDED or unary.moving is None or unary.computing is None:
+    if (unary.requests or 0) < LEAST_ENDED or unary.moving is None or unary.computing is None:
         return None
     part = unary.moving / max(unary.moving + unary.computing, 1e-9)
     if part < MOSTLY or unary.moving < FELT / 20:
@@ -158,7 +160,7 @@ def too_much(facts: Facts, llm: LlmFacts) -> Finding | None:
                 last,
                 f'gapless_waiting{{tier="{tier.name}"}}',
             ),
-            None if llm.busy is None else percent("of the time inside of steps", llm.busy, "gapless_step_seconds"),
+            None if llm.busy is None else percent("of the time inside of steps", llm.busy, metrics.STEP.name),
         ),
         f"let {tier.name} wait with a bound (max_queue), send less, or plan {llm.model} anew (gapless plan)",
     )
@@ -178,7 +180,7 @@ def too_much_unary(facts: Facts, unary: UnaryFacts) -> Finding | None:
             number(
                 f"waiting in the last third of the window, {first:.3g} in the first",
                 last,
-                "nv_inference_pending_request_count",
+                triton_metrics.PENDING,
             ),
         ),
         f"bound {unary.model}'s queue, send less, or plan it for this rate (gapless plan)",

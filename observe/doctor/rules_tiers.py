@@ -6,9 +6,11 @@ Must not know how facts are measured, nor how findings are ranked.
 from __future__ import annotations
 
 from config_gen.sla.quantity import show_duration
+from observe import alerts_llm, metrics
+from observe.amounts import listed
 from observe.doctor.facts import Facts, LlmFacts, TierFacts
 from observe.doctor.finding import Evidence, Finding, beyond, confidence
-from observe.doctor.say import known, listed, number, percent, seconds
+from observe.doctor.say import known, number, percent, seconds
 
 LEAST_ENDED = 20  # requests of a tier
 MATTERS = 0.1  # share of the service, of a background that is felt
@@ -18,7 +20,7 @@ FELT_FIRST = 0.2  # s to the first token
 # first token) in order of arrival, 0.04 (0.09) with weights; what is not told has to be plainer.
 ALIKE = {"fcfs": 0.25, None: 0.5}
 BUSY = 0.5  # share of the time in steps, below which tiers hardly meet
-STARVED, GATED = 60.0, 600.0  # s without service; of a tier that starts in gaps only (the alerts' thresholds)
+STARVED, GATED = alerts_llm.STARVED, alerts_llm.GATED  # s without service; of a tier that starts in gaps only
 SHORTEST = 20.0  # s, and half of a short window
 TAIL, HUGE = 8.0, 1024  # times the median prompt; tokens
 STALL, FELT_STALL = 8.0, 0.1  # times the median gap or step; s
@@ -31,7 +33,7 @@ def tiers_missing(facts: Facts, llm: LlmFacts) -> Finding | None:
         return None
     urgent, others = served[0], served[1:]
     rest = sum(tier.service or 0 for tier in others)
-    if urgent.finished < LEAST_ENDED or rest < MATTERS or max(llm.busy or 0, llm.waiting_share or 0) < BUSY:
+    if (urgent.finished or 0) < LEAST_ENDED or rest < MATTERS or max(llm.busy or 0, llm.waiting_share or 0) < BUSY:
         return None
     other = max(others, key=lambda tier: tier.service or 0)
     queues = _alike(urgent.queue.mean, other.queue.mean, FELT, ALIKE[policy])
@@ -53,10 +55,10 @@ def tiers_missing(facts: Facts, llm: LlmFacts) -> Finding | None:
             (f"{urgent.name} is over its target", late if urgent.promised else None),
         ),
         known(
-            _both("begins", urgent, other, urgent.queue.mean, other.queue.mean, "gapless_queue_seconds"),
-            _both("has its first token", urgent, other, urgent.ttft.mean, other.ttft.mean, "gapless_ttft_seconds"),
-            percent(f"of the service went to {names}", rest, "gapless_service_total"),
-            None if policy is None else Evidence(f"the policy is {policy}", 1.0, "1", "gapless_engine_info"),
+            _both("begins", urgent, other, urgent.queue.mean, other.queue.mean, metrics.QUEUE.name),
+            _both("has its first token", urgent, other, urgent.ttft.mean, other.ttft.mean, metrics.TTFT.name),
+            percent(f"of the service went to {names}", rest, metrics.SERVICE.name),
+            None if policy is None else Evidence(f"the policy is {policy}", 1.0, "1", metrics.ENGINE.name),
         ),
         f"let {urgent.name} go before {other.name}: serve {llm.model} with policy weighted, give {urgent.name} "
         f"more weight and {other.name} idle_below 40% in the SLA file's tiers",
@@ -81,11 +83,12 @@ def _both(
 
 def starving(facts: Facts, llm: LlmFacts) -> Finding | None:
     """One tier waits and is not served while others are."""
-    found = [tier for tier in llm.tiers if tier.unserved >= _patience(llm, tier)]
-    served = [tier for tier in llm.tiers if tier not in found and (tier.service or 0) > 0]
+    waited = [(tier, tier.unserved) for tier in llm.tiers if tier.unserved is not None]
+    found = [(tier, time) for tier, time in waited if time >= _patience(llm, tier)]
+    served = [tier for tier in llm.tiers if tier not in [it for it, _ in found] and (tier.service or 0) > 0]
     if not found or not served:
         return None
-    worst = max(found, key=lambda tier: tier.unserved)
+    worst, unserved = max(found, key=lambda it: it[1])
     maybe = worst.gated is None and worst is llm.tiers[-1] and llm.info.get("policy", "weighted") == "weighted"
     meant = (
         ("idle_below does not hold it back (--sla tells)", None) if maybe else ("others were served meanwhile", True)
@@ -95,17 +98,17 @@ def starving(facts: Facts, llm: LlmFacts) -> Finding | None:
         f"{worst.name} starves",
         llm.model,
         "problem",
-        confidence(worst.unserved, beyond(worst.unserved, STARVED, 2 * GATED), meant),
+        confidence(unserved, beyond(unserved, STARVED, 2 * GATED), meant),
         (
             seconds(
                 f"{worst.name} waited without any service",
-                worst.unserved,
+                unserved,
                 f'gapless_waiting, gapless_service_total{{tier="{worst.name}"}}',
             ),
             percent(
                 f"of the service went to {listed([tier.name for tier in served])}",
                 sum(t.service or 0 for t in served),
-                "gapless_service_total",
+                metrics.SERVICE.name,
             ),
         ),
         f"serve {llm.model} with policy weighted and raise the weight of {worst.name}, or its idle_below if it has one",
@@ -118,8 +121,8 @@ def _patience(llm: LlmFacts, tier: TierFacts) -> float:
 
 def hangs(facts: Facts, llm: LlmFacts) -> Finding | None:
     """Requests wait, and no step is made at all."""
-    longest = max((tier.unserved for tier in llm.tiers), default=0.0)
-    if llm.steps or longest < SHORTEST or longest < llm.seconds / 2:
+    longest = max((tier.unserved or 0.0 for tier in llm.tiers), default=0.0)
+    if llm.steps is None or llm.steps or longest < SHORTEST or longest < llm.seconds / 2:
         return None
     return Finding(
         "hangs",
@@ -129,7 +132,7 @@ def hangs(facts: Facts, llm: LlmFacts) -> Finding | None:
         confidence(longest, beyond(longest, SHORTEST, STARVED)),
         (
             seconds("requests waited without any service", longest, "gapless_waiting, gapless_service_total"),
-            number("steps", llm.steps, "gapless_steps_total"),
+            number("steps", llm.steps, metrics.STEPS.name),
         ),
         f"read the launcher's output and the server's log about {llm.model}, keep both, and restart it",
     )
@@ -167,8 +170,8 @@ def long_prompts(facts: Facts, llm: LlmFacts) -> Finding | None:
     stalls = [
         (what, spread.p50, spread.p99, name)
         for what, spread, name in (
-            ("gap between tokens", llm.itl, "gapless_itl_seconds"),
-            ("step", llm.step, "gapless_step_seconds"),
+            ("gap between tokens", llm.itl, metrics.ITL.name),
+            ("step", llm.step, metrics.STEP.name),
         )
         if spread.p50 and spread.p99 and spread.p99 >= max(FELT_STALL, STALL * spread.p50)
     ]
@@ -184,8 +187,8 @@ def long_prompts(facts: Facts, llm: LlmFacts) -> Finding | None:
             llm.seconds, beyond(long / usual, STALL, 4 * STALL), ("steps are long, too", len(stalls) > 1 or None)
         ),
         (
-            number("P99 of prompt lengths", longest, "gapless_prompt_length_tokens", "tokens"),
-            number("median", middle, "gapless_prompt_length_tokens", "tokens"),
+            number("P99 of prompt lengths", longest, metrics.PROMPT_LENGTH.name, "tokens"),
+            number("median", middle, metrics.PROMPT_LENGTH.name, "tokens"),
             seconds(f"P99 of a {what}, {usual * 1000:.3g} ms at the median", long, source),
         ),
         f"cut {llm.model}'s prompts finer: an ITL target and max_long for tiers, or fewer max_num_batched_tokens; or "

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from config_gen.sla.quantity import show_duration
 from observe.amounts import show_bytes
 from observe.doctor.finding import Evidence
@@ -39,9 +37,3 @@ def amount(what: str, size: float, source: str, a_second: bool = False) -> Evide
 
 def known(*evidence: Evidence | None) -> tuple[Evidence, ...]:
     return tuple(it for it in evidence if it is not None)
-
-
-def listed(names: Iterator[str] | list[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
-    parts = list(names)
-    return " and ".join(filter(None, (", ".join(parts[:-1]), *parts[-1:])))

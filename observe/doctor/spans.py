@@ -16,19 +16,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from observe.series import Series
-from observe.window import Values, Window, histogram_quantile
+from observe.window import Mask, Values, Window, counted, histogram_quantile, risen
 
 GAP, LEAST_GAP = 5.0, 5.0  # a gap is longer than so many usual intervals, and than so many seconds
 MOST = 1e18  # bytes or microseconds of a counter
-Mask = NDArray[np.bool_]
 Named = Mapping[str, Sequence[tuple[Series, Values]]]
 
 
 class Span:
-    """Series by name over `times`."""
+    """Series by name over `times`; `page`: at which of them Triton's page was there."""
 
-    def __init__(self, times: NDArray[np.int64], named: Named) -> None:
+    def __init__(self, times: NDArray[np.int64], named: Named, page: Mask) -> None:
         self.times = times
+        self.page = page
         self._named = named
 
     @classmethod
@@ -38,7 +38,7 @@ class Span:
         for series, values in window.values.items():
             fine = (values >= 0) & (values <= MOST)
             named[series.name].append((series, values if fine.all() else np.where(fine, values, np.nan)))
-        return cls(window.times, named)
+        return cls(window.times, named, window.page)
 
     @cached_property
     def between(self) -> NDArray[np.float64]:
@@ -67,23 +67,28 @@ class Span:
 
     def only(self, wanted: Callable[[Series], bool]) -> Span:
         named = {name: [pair for pair in pairs if wanted(pair[0])] for name, pairs in self._named.items()}
-        return Span(self.times, named)
+        return Span(self.times, named, self.page)
 
     def where(self, there: Mask) -> Span:
         """As if all series had been missing at the other samples."""
         if there.all():
             return self
         blank = {name: [(s, np.where(there, v, np.nan)) for s, v in pairs] for name, pairs in self._named.items()}
-        return Span(self.times, blank)
+        return Span(self.times, blank, self.page & there)
 
     def cut(self, first: int, last: int) -> Span:
         """Samples from index `first` to before `last`."""
         named = {name: [(s, v[first:last]) for s, v in pairs] for name, pairs in self._named.items()}
-        return Span(self.times[first:last], named)
+        return Span(self.times[first:last], named, self.page[first:last])
 
     def after(self, start: int) -> Span:
         """From `start`, ns, on."""
         return self.cut(int(np.searchsorted(self.times, start)), len(self.times))
+
+    def during(self, start: int, end: int) -> Span:
+        """From `start` up to, and with, `end`, in ns."""
+        first, last = np.searchsorted(self.times, [start, end + 1])
+        return self.cut(int(first), int(last))
 
     def stretches(self, count: int) -> list[Span]:
         """Equal stretches of time, without those that hold fewer than three samples; neighbours share a sample."""
@@ -105,23 +110,22 @@ class Span:
 
     def total(self, name: str, **labels: str) -> float | None:
         """How much the counters of a name rose together."""
-        return summed(self.rises(values) for _, values in self.select(name, **labels))
+        return summed(self.rises(*pair) for pair in self.select(name, **labels))
 
     def rate(self, name: str, **labels: str) -> float | None:
         """Rise a second, of the time in which they were there."""
         rate = 0.0
         known = False
-        for _, values in self.select(name, **labels):
-            rises = self.rises(values)
+        for pair in self.select(name, **labels):
+            rises = self.rises(*pair)
             seconds = float(self.between[~np.isnan(rises)].sum())
             if seconds > 0:
                 known, rate = True, rate + float(np.nansum(rises)) / seconds
         return rate if known else None
 
-    def rises(self, values: Values) -> Values:
-        """Of one counter, from each sample to the next; a fall is a restart from 0."""
-        steps = np.diff(values)
-        return np.where(np.isnan(self.between), np.nan, np.where(steps < 0, values[1:], steps))
+    def rises(self, series: Series, values: Values) -> Values:
+        """Of one counter, from each sample to the next."""
+        return np.where(np.isnan(self.between), np.nan, risen(counted(series, values, self.page)))
 
     def ratio(self, above: str, below: str, **labels: str) -> float | None:
         """Of two counters' rises."""
@@ -131,7 +135,7 @@ class Span:
         """What a histogram counted, cumulative, by upper bound."""
         counts: dict[float, float] = defaultdict(float)
         for series, values in self.select(f"{name}_bucket", **labels):
-            rises = self.rises(values)
+            rises = self.rises(series, values)
             try:
                 bound = float(series.label("le"))
             except ValueError:

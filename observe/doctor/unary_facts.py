@@ -9,10 +9,7 @@ import numpy as np
 from observe.doctor.facts import Stretch, UnaryFacts
 from observe.doctor.llm_facts import SHORTEST, STRETCHES, Use, thirds
 from observe.doctor.spans import Span, mean, share
-
-COUNT, RUNS, PENDING = "nv_inference_count", "nv_inference_exec_count", "nv_inference_pending_request_count"
-SUMMARY = "nv_inference_request_summary_us"
-DONE = "nv_inference_request_success"
+from observe.triton_metrics import COUNT, DONE, FAILED, PENDING, RUNS, SUMMARY, WHOLE, spent
 
 
 def names(span: Span) -> list[str]:
@@ -27,8 +24,8 @@ def unary_facts(span: Span, model: str, use: Use) -> UnaryFacts:
     return UnaryFacts(
         model=model,
         seconds=span.seconds,
-        requests=span.total(COUNT, model=model) or 0.0,
-        executions=span.total(RUNS, model=model) or 0.0,
+        requests=span.total(COUNT, model=model),
+        executions=span.total(RUNS, model=model),
         batch=_merged(span, model),
         pending=mean(pending),
         pending_share=share(pending >= 2, ~np.isnan(pending)),
@@ -36,21 +33,21 @@ def unary_facts(span: Span, model: str, use: Use) -> UnaryFacts:
         queue=parts["queue"],
         moving=None if None in moved else sum(it for it in moved if it is not None),
         computing=parts["compute_infer"],
-        refused=span.total("nv_inference_request_failure", model=model, reason="REJECTED") or 0.0,
+        refused=span.total(FAILED, model=model, reason="REJECTED"),
         stretches=tuple(_stretches(span, model, use)),
     )
 
 
 def _merged(span: Span, model: str) -> float | None:
     """Requests a batch; items where requests fail, since those are not told apart by batch."""
-    failed = span.total("nv_inference_request_failure", model=model) or 0.0
+    failed = span.total(FAILED, model=model)
     requests = None if failed else span.ratio(DONE, RUNS, model=model)
     return span.ratio(COUNT, RUNS, model=model) if requests is None else requests
 
 
 def _mean(span: Span, part: str, model: str) -> float | None:
     """Seconds of a request, on average."""
-    taken = span.ratio(f"nv_inference_{part}_duration_us", DONE, model=model)
+    taken = span.ratio(spent(part), DONE, model=model)
     return None if taken is None else taken / 1e6
 
 
@@ -59,7 +56,7 @@ def _stretches(span: Span, model: str, use: Use) -> Iterator[Stretch]:
         if not part.total(RUNS, model=model):
             continue
         late = part.level(SUMMARY, model=model, quantile="0.99")
-        waited = part.ratio("nv_inference_queue_duration_us", "nv_inference_request_duration_us", model=model)
+        waited = part.ratio(spent("queue"), WHOLE, model=model)
         yield Stretch(
             use=use(part),
             batch=_merged(part, model),

@@ -19,3 +19,6 @@ class Source(Protocol):
 
     def read(self) -> Mapping[str, float]:
         """What it says now, by the texts of series. Raises SourceError; may be asked again later."""
+
+    def close(self) -> None:
+        """Give back what reading has taken; nothing is read afterwards."""

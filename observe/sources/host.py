@@ -1,6 +1,6 @@
 """This machine: how busy its cores are, its memory, and what Triton's processes hold of it.
 
-`host_cpu_percent{core}` is of the time since the read before (the first one: since this was made).
+`host_cpu_percent{core}` is of the time since the read before; the first read has none to tell of.
 `host_process_rss_bytes{process, model, pid}` and `host_process_cpu_seconds_total` (user and system) have `server` as
 process for a tritonserver and `model` for the Python backend's process of a model; memory that they share counts in
 each. Must not know what is done with the numbers.
@@ -25,21 +25,25 @@ class Host:
     name = "host"
 
     def __init__(self) -> None:
-        psutil.cpu_percent(percpu=True)  # from here on counts
+        self._began = False  # to count how busy the cores are
         self._triton: dict[int, tuple[psutil.Process, dict[str, str]]] = {}
         self._others: set[int] = set()
 
     def read(self) -> Mapping[str, float]:
         memory = psutil.virtual_memory()
-        found = {
-            named("host_cpu_percent", core=str(core)): percent
-            for core, percent in enumerate(psutil.cpu_percent(percpu=True))
+        cores = list(enumerate(psutil.cpu_percent(percpu=True)))  # of no time that is worth it, the first time
+        found: dict[str, float] = {
+            named("host_cpu_percent", core=str(core)): percent for core, percent in cores if self._began
         }
+        self._began = True
         found["host_memory_total_bytes"] = memory.total
         found["host_memory_available_bytes"] = memory.available
         found["host_memory_used_bytes"] = memory.total - memory.available
         found |= dict(self._processes())
         return found
+
+    def close(self) -> None:
+        """Nothing is held open."""
 
     def _processes(self) -> Iterator[tuple[str, float]]:
         pids = set(psutil.pids())

@@ -42,6 +42,9 @@ class Page:
             raise SourceError(f"{self.url} has no metrics named {' or '.join(f'{it}…' for it in self.prefixes)}")
         return found
 
+    def close(self) -> None:
+        """Nothing is held open: each read has its own connection."""
+
 
 def triton(url: str) -> Page:
     """The metrics page of a tritonserver."""
