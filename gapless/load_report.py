@@ -26,7 +26,6 @@ from loadtest.recording import Recording
 from loadtest.report import ModelReport, Report
 from observe import timelines, window
 from observe.recorder import Recorder
-from observe.sources.base import SourceError
 from observe.sources.host import Host
 from observe.sources.nvml import Nvml
 from observe.sources.page import triton, wrong_url
@@ -57,12 +56,10 @@ class LoadReport:
     def recording(self, duration: int) -> Iterator[None]:
         """Look at the server, the GPUs and this machine meanwhile; about `duration` ns."""
         self._interval = max(SHORTEST, duration // SAMPLES)
-        try:
-            triton(self.metrics).read()
-        except SourceError as error:  # known now, a run before it is missed
-            told = f"--report: {error}; it will say nothing of the server's inside (--metrics URL names another page)"
-            print(told, file=sys.stderr, flush=True)
         with Recorder([triton(self.metrics), Nvml(), Host()], self._interval) as recorder:
+            self.said = recorder.said
+            for line in self.missing:  # told now, before a load that would have to be sent again
+                print(f"--report: {line} (--metrics names another page)", file=sys.stderr, flush=True)
             yield
         self.seen, self.said = recorder.window, recorder.said
 
@@ -73,8 +70,6 @@ class LoadReport:
 
     def finish(self, report: Report, taken: Recording, console: Console) -> None:
         """Write the page, and each of its plots as a picture beside it. Raises UsageError when they cannot be."""
-        for line in self.missing:
-            console.print(f"{line}.", style="yellow", markup=False, highlight=False)
         with Console(stderr=True).status("Drawing …"):
             self._write(report, taken)
         console.print(f"Report: {self._folder / PAGE}", markup=False, highlight=False)

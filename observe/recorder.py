@@ -72,7 +72,7 @@ class Recorder:
         self._interval = interval
         self._ring = ring
         self._samples: list[tuple[int, Mapping[str, float]]] = []
-        self._ended = threading.Event()
+        self._begun, self._ended = threading.Event(), threading.Event()
         self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="gapless-recorder", daemon=True)
 
@@ -83,6 +83,7 @@ class Recorder:
 
     def __enter__(self) -> Self:
         self._thread.start()
+        self._begun.wait()  # so that all of the block is between two samples
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -98,8 +99,11 @@ class Recorder:
             record(self._sources, self._interval, self._ended, self.said.append, self._take)
         except Exception as error:  # belongs to whoever started the recording
             self._failure = error
+        finally:
+            self._begun.set()
 
     def _take(self, now: int, values: Mapping[str, float]) -> None:
         self._samples.append((now, values))
         if self._ring is not None:
             self._ring.append(now, values)
+        self._begun.set()

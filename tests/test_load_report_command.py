@@ -95,8 +95,9 @@ def test_a_server_without_a_metrics_page_is_said_once_and_has_its_report(tmp_pat
             text=True,
             timeout=60,
         )
-    assert done.returncode in (0, 1) and done.stderr == ""  # 1 where the machine is too busy for a verdict
-    assert done.stdout.count(f"Triton is missing: {nowhere} does not answer: Connection refused") == 1
+    assert done.returncode in (0, 1)  # 1 where the machine is too busy for a verdict
+    told = f"--report: Triton is missing: {nowhere} does not answer: Connection refused; left out until it is there"
+    assert done.stderr == f"{told} (--metrics names another page)\n" and "missing" not in done.stdout
     assert "Report: new/report/report.html" in done.stdout
     page = (tmp_path / "new/report/report.html").read_text()
     assert f"no timelines from inside the server: Triton is missing: {nowhere} does not answer" in page
