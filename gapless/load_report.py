@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +32,7 @@ from observe.sources.nvml import Nvml
 from observe.sources.page import triton, wrong_url
 
 SHORTEST = 250 * 10**6  # ns between samples: an engine brings its numbers up to date as often
+TOLD_WITHIN = 0.75  # s; an engine tells its numbers twice a second, those of the last steps, too
 SAMPLES = 600  # of a load, about: more than a plot has room for
 PAGE = "report.html"
 
@@ -61,6 +63,7 @@ class LoadReport:
             for line in self.missing:  # told now, before a load that would have to be sent again
                 print(f"--report: {line} (--metrics names another page)", file=sys.stderr, flush=True)
             yield
+            time.sleep(TOLD_WITHIN)
         self.seen, self.said = recorder.window, recorder.said
 
     @property

@@ -23,6 +23,7 @@ from gapless.commands.compare import THRESHOLD, threshold_option
 from gapless.errors import UsageError
 from gapless.parts import pick_parts
 from gapless.results import check_outputs, write_json, write_text
+from gapless.signals import leave_like_an_exception
 from loadtest import comparison_report, recording, report
 from loadtest.comparison import Line
 from loadtest.recording import Recording
@@ -97,6 +98,7 @@ def run(
 
     A run that gives no verdict exits with 1, too.
     """
+    leave_like_an_exception()  # so that the load generator ends, too
     check_outputs(sla, trace, tokenizer, there(baseline), samples=samples, json=json_file, baseline=missing(baseline))
     moving = Moving(arrivals, rates)
     _check_together(moving, trace, tier, users, rate_scale, baseline is not None)
