@@ -106,7 +106,8 @@ def _layers(facts: Facts, names: set[str]) -> Check:
     waits = [f"{llm.model}: {llm.waiting:.3g} waiting" for llm in facts.llms if llm.waiting is not None]
     waits += [f"{one.model}: {one.pending:.3g} pending" for one in facts.unary if one.pending is not None]
     client = "" if facts.client else "; the client is unknown (--samples)"
-    return _check(question, not where, (", ".join(where) or "; ".join(waits) or "none is seen") + client)
+    queued = max([llm.waiting or 0 for llm in facts.llms] + [one.pending or 0 for one in facts.unary]) >= 1
+    return _check(question, not where and not queued, (", ".join(where) or "; ".join(waits) or "none is seen") + client)
 
 
 def _machine(facts: Facts) -> Iterator[Check]:

@@ -136,7 +136,7 @@ def moving_data(facts: Facts, unary: UnaryFacts) -> Finding | None:
 
 
 def too_much(facts: Facts, llm: LlmFacts) -> Finding | None:
-    """A queue that grows all along: more comes than is served. Of who is not urgent it is a hint."""
+    """A queue that grows all along: more comes than is served. Of who is not urgent, nor late, it is a hint."""
     growing = [
         tier for tier in llm.tiers if tier.waiting_thirds and _grows(*tier.waiting_thirds) and (tier.service or 0) > 0
     ]
@@ -148,7 +148,7 @@ def too_much(facts: Facts, llm: LlmFacts) -> Finding | None:
         "too-much",
         f"more of {tier.name} comes than is served",
         llm.model,
-        "problem" if tier is llm.urgent else "hint",
+        "problem" if tier is llm.urgent or tier.missed else "hint",
         confidence(
             llm.seconds,
             beyond(last / max(first, 1.0), GROWS, 4 * GROWS),
@@ -162,7 +162,8 @@ def too_much(facts: Facts, llm: LlmFacts) -> Finding | None:
             ),
             None if llm.busy is None else percent("of the time inside of steps", llm.busy, metrics.STEP.name),
         ),
-        f"let {tier.name} wait with a bound (max_queue), send less, or plan {llm.model} anew (gapless plan)",
+        f"send less of {tier.name}, bound its queue tighter (max_queue, queue_timeout), or plan {llm.model} for what "
+        "really comes (gapless plan)",
     )
 
 

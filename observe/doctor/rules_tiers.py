@@ -152,7 +152,7 @@ def urgent_late(facts: Facts, llm: LlmFacts) -> Finding | None:
         confidence(llm.seconds, beyond(worst.seen / worst.limit, 1, 2)),
         tuple(
             seconds(
-                f"{it.name}: {one.metric} {one.at}, promised {one.limit * 1000:g} ms",
+                f"{it.name}: {one.metric} {one.at} by its histogram, promised {show_duration(one.limit * 1e9)}",
                 one.seen,
                 f"gapless_{one.metric.lower()}_seconds",
             )
