@@ -26,6 +26,12 @@ from decode.step_log import Came, Entry, Gone, Part, Started, steps
 MOST = 2**29  # bytes of FILE and FILE.1 together: a million steps with some 30 requests each
 LONGEST = 2**20  # bytes of a line
 MARK = b'{"gapless_steps":1,'  # what a file begins with
+HIGHEST = 10**19  # of any number in a line: ns since the epoch until the year 2286
+SLACK = 10**9  # ns by which a round may begin before the last one was over
+DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # what reading odd JSON raises
+# Types of the fields, as they are in a line.
+CAME, GONE, PREEMPTED = (str, str, int), (str, str, int), (int, bool)
+STARTED = (int, str, str, int, int, int)
 
 
 class StepFileError(ValueError):
@@ -113,7 +119,7 @@ def read(path: Path) -> tuple[Header, Iterator[Entry]]:
         raise StepFileError(told) from None
     files = [last] if first is None or os.path.sameopenfile(first.fileno(), last.fileno()) else [first, last]
     header = _header(files[0])
-    return header, _entries(files)
+    return header, _entries(files, len(header.tiers))
 
 
 def newest(path: Path) -> Entry | None:
@@ -146,8 +152,9 @@ def _header(file: BinaryIO) -> Header:
         if not line.startswith(MARK):
             raise ValueError
         told = json.loads(line)
-        return Header(tuple(told["tiers"]), tuple(Started(*one) for one in told["open"]))
-    except (ValueError, KeyError, TypeError):
+        names = _rows([[name] for name in told["tiers"]], (str,))
+        return Header(tuple(name for (name,) in names), tuple(Started(*one) for one in _rows(told["open"], STARTED)))
+    except DAMAGE:
         what = "is no step log of this version; give a file that gapless serve --option step_log=FILE has written"
         raise StepFileError(f"{file.name}: {what}") from None
 
@@ -170,36 +177,72 @@ def _encoded(entry: Entry) -> bytes:
 
 def _decoded(line: bytes, where: str) -> Entry:
     try:
-        told: dict[str, Any] = json.loads(line)
-        numbers = iter(told.get("c", ()))
-        planned, executed, ended = told["d"]
+        told = json.loads(line)
+        began, running, pages = _counts([told["t"], told["r"], told["k"]])
+        planned, executed, ended = _counts(told["d"], 3)
+        step, work = (_counts([told["n"]])[0], StepWork(*_counts(told["w"], 6))) if "n" in told else (None, None)
+        parts, error = _counts(told.get("c", [])), told.get("e", "")
+        if not planned <= executed <= ended or len(parts) % 3 or type(error) is not str:
+            raise ValueError
+        numbers = iter(parts)
         return Entry(
-            told["t"],
+            began,
             planned,
             executed,
             ended,
-            told.get("n"),
-            StepWork(*told["w"]) if "w" in told else None,
+            step,
+            work,
             tuple(map(Part, numbers, numbers, numbers)),
-            tuple(Came(*one) for one in told.get("in", ())),
-            tuple(Started(*one) for one in told.get("on", ())),
-            tuple((seq, bool(saved)) for seq, saved in told.get("off", ())),
-            tuple(Gone(*one) for one in told.get("end", ())),
-            told["r"],
-            tuple(told["q"]),
-            told["k"],
-            told.get("e", ""),
+            tuple(Came(*one) for one in _rows(told.get("in", []), CAME)),
+            tuple(Started(*one) for one in _rows(told.get("on", []), STARTED)),
+            tuple((seq, saved) for seq, saved in _rows(told.get("off", []), PREEMPTED)),
+            tuple(Gone(*one) for one in _rows(told.get("end", []), GONE)),
+            running,
+            tuple(_counts(told["q"])),
+            pages,
+            error,
         )
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except DAMAGE:
         raise StepFileError(f"{where} is no line of a step log; its writer may have been cut off there") from None
 
 
-def _entries(files: Sequence[BinaryIO]) -> Iterator[Entry]:
+def _counts(told: object, length: int | None = None) -> list[int]:
+    """The same, whole numbers from 0 on, so many of them. Raises ValueError."""
+    if type(told) is not list or length not in (None, len(told)):
+        raise ValueError
+    for number in told:
+        if type(number) is not int or not 0 <= number <= HIGHEST:  # true is an int, too
+            raise ValueError
+    return told
+
+
+def _rows(told: object, kinds: tuple[type, ...]) -> list[list[Any]]:
+    """The same, lists whose elements are of these types, numbers from 0 on. Raises ValueError."""
+    if type(told) is not list:
+        raise ValueError
+    for row in told:
+        if type(row) is not list or tuple(map(type, row)) != kinds:
+            raise ValueError
+        _counts([one for one in row if type(one) is int])
+    return told
+
+
+def _entries(files: Sequence[BinaryIO], tiers: int) -> Iterator[Entry]:
     """Of open files, the oldest first, of which the first one's header has been read."""
+    over = 0  # when the last round was
     for at, file in enumerate(files):
         with file:
             for number, line in enumerate(file, start=1 if at else 2):
                 if not line.endswith(b"\n"):
                     break
                 if number > 1:
-                    yield _decoded(line, f"{file.name}: line {number}")
+                    where = f"{file.name}: line {number}"
+                    entry = _decoded(line, where)
+                    if len(entry.waiting) != tiers:
+                        raise StepFileError(
+                            f"{where} counts waiting requests of {len(entry.waiting)} tiers, not {tiers}"
+                        )
+                    if entry.began < over - SLACK:
+                        raise StepFileError(f"{where} begins before the line before it ended; the file is damaged")
+                    over = entry.began + entry.ended
+                    yield entry

@@ -6,17 +6,18 @@ Must not know how curves are judged.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
-from math import isfinite
+from dataclasses import asdict, dataclass, replace
+from math import isfinite, nan
 from typing import NamedTuple
 
 from observe import metrics
 from observe.amounts import show_bytes, show_pages, show_time
-from observe.memory_curve import Curve, study
+from observe.memory_curve import Curve, Growth, study
 from observe.series import Series
 from observe.window import Values, Window
 
 MIB = float(2**20)
+WATCHED = 1800.0  # s, before which growth may be warming up
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +75,20 @@ def told(window: Window) -> Iterator[Told]:
             bound = None if limit is None else limit * scale
             curve = study(window.times, used * scale, bound, bound if memory.reserved else None)
             if curve is not None:
+                curve = _patient(curve)
                 labels = {name: series.label(name) for name in ("gpu", "gpu_uuid", "model", "process", "pid")}
                 name = " ".join(memory.what.format(**labels).split())
                 unit, show = ("bytes", show_bytes) if memory.scale else ("pages", show_pages)
                 yield Told(name, unit, curve, list(sentences(curve, show)))
+
+
+def _patient(curve: Curve) -> Curve:
+    """The same; one that was not watched for long says nothing of leaks, nor a slope."""
+    if curve.seconds >= WATCHED:
+        return curve
+    why = f"watched for {show_time(curve.seconds)}; half an hour is needed to tell a leak"
+    was = curve.growth
+    return replace(curve, growth=Growth("unclear", nan, nan, nan, nan, was.points, was.of, why))
 
 
 def as_json(found: list[Told]) -> dict[str, object]:

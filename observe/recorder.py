@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from observe import window
-from observe.ring import Ring
+from observe.ring import Ring, RingError
 from observe.sampler import Sampler
 from observe.sources.base import Source
 from observe.window import Window
@@ -62,8 +62,8 @@ def record(
 class Recorder:
     """A context manager: records from its begin to its end, see `record`.
 
-    `ring` takes the samples, too, and is closed with the block. `said` holds what sources were missing. Whatever ends
-    the thread early (a full disk) is raised at the end of the block.
+    `ring` takes the samples, too, and is closed with the block. `said` holds what sources were missing, and what
+    ended the samples early: the block is worth more than they are. What a ring ends (a full disk) is raised at its end.
     """
 
     def __init__(self, sources: Sequence[Source], interval: int, ring: Ring | None = None) -> None:
@@ -73,7 +73,7 @@ class Recorder:
         self._ring = ring
         self._samples: list[tuple[int, Mapping[str, float]]] = []
         self._begun, self._ended = threading.Event(), threading.Event()
-        self._failure: Exception | None = None
+        self._failure: RingError | None = None
         self._thread = threading.Thread(target=self._run, name="gapless-recorder", daemon=True)
 
     @property
@@ -97,8 +97,10 @@ class Recorder:
     def _run(self) -> None:
         try:
             record(self._sources, self._interval, self._ended, self.said.append, self._take)
-        except Exception as error:  # belongs to whoever started the recording
+        except RingError as error:  # belongs to whoever gave the ring
             self._failure = error
+        except Exception as error:  # of a source: whatever it is, what was done meanwhile must not be lost with it
+            self.said.append(f"no more samples: {type(error).__name__}: {' '.join(str(error).split())[:200]}")
         finally:
             self._begun.set()
 

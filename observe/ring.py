@@ -14,6 +14,7 @@ import json
 import math
 import os
 import re
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -170,14 +171,6 @@ def replay(folder: Path) -> Iterator[Step]:
         yield from _steps(lines[1:])
 
 
-def _series(text: object) -> str:
-    """The same, which names a series. Raises ValueError."""
-    if not isinstance(text, str):
-        raise ValueError
-    parse(text)
-    return text
-
-
 def _listed(folder: Path) -> tuple[list[Path], dict[Path, list[bytes]]]:
     """Segments, and the lines of the last two, of which the very last may have just begun. Raises RingError.
 
@@ -196,11 +189,15 @@ def _listed(folder: Path) -> tuple[list[Path], dict[Path, list[bytes]]]:
 
 
 def _lines(path: Path) -> list[bytes]:
-    """Of a segment; none where it has been deleted since, for being the oldest."""
+    """Of a segment; none where it has been deleted since, for being the oldest. Raises RingError."""
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for
+            raise RingError(f"{path}: is no regular file; give a folder that gapless observe has written")
         return path.read_bytes().splitlines(keepends=True)
     except FileNotFoundError:
         return []
+    except OSError as error:
+        raise RingError(f"{path}: {error.strerror}; give a folder that can be read") from None
 
 
 def _steps(lines: list[bytes]) -> Iterator[Step]:
@@ -209,10 +206,43 @@ def _steps(lines: list[bytes]) -> Iterator[Step]:
         if not line.endswith(b"\n"):
             return
         try:
-            sample = json.loads(line)
-            texts += map(_series, sample.get("new", ()))
-            pairs = iter(sample.get("set", ()))
-            changed = {texts[number]: float(value) for number, value in zip(pairs, pairs, strict=True)}
-            yield Step(int(sample["t"]), changed, tuple(texts[number] for number in sample.get("gone", ())), at == 0)
-        except (ValueError, KeyError, IndexError, TypeError):
+            yield _step(line, texts, fresh=at == 0)
+        except (ValueError, OverflowError, RecursionError):
             return
+
+
+def _step(line: bytes, texts: list[str], fresh: bool) -> Step:
+    """What a line says; `texts` gets its new series. Raises ValueError, OverflowError, RecursionError."""
+    sample = json.loads(line)
+    if not isinstance(sample, dict):
+        raise ValueError
+    new, put, gone = (sample.get(name, []) for name in ("new", "set", "gone"))
+    if not isinstance(new, list) or not isinstance(put, list) or not isinstance(gone, list):
+        raise ValueError
+    texts += map(_series, new)
+    pairs = zip(put[::2], put[1::2], strict=True)
+    changed = {texts[_whole(number, len(texts))]: _value(value) for number, value in pairs}
+    left = tuple(texts[_whole(number, len(texts))] for number in gone)
+    return Step(_whole(sample.get("t"), 2**63), changed, left, fresh)  # as many ns as an int64 holds
+
+
+def _whole(number: object, below: int) -> int:
+    if type(number) is not int or not 0 <= number < below:  # a bool is an int, too
+        raise ValueError
+    return number
+
+
+def _value(value: object) -> float:
+    """As `_shown` writes it."""
+    if value == "inf" or value == "-inf":
+        return float(str(value))
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError
+    return float(value)
+
+
+def _series(text: object) -> str:
+    """The same, which names a series."""
+    if not isinstance(text, str) or not parse(text).plain:
+        raise ValueError
+    return text

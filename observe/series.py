@@ -6,12 +6,16 @@ Must not know where a page comes from.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
 from prometheus_client.parser import text_string_to_metric_families
 
+_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
 _ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 
@@ -29,6 +33,12 @@ class Series:
     def __str__(self) -> str:
         told = ",".join(f'{name}="{value.translate(_ESCAPES)}"' for name, value in self.labels)
         return f"{self.name}{{{told}}}" if told else self.name
+
+    @property
+    def plain(self) -> bool:
+        """Whether its text can be read again: names with other letters are written in quotes, as here none is."""
+        labels = all(_LABEL.fullmatch(name) and not _SURROGATE.search(value) for name, value in self.labels)
+        return labels and _NAME.fullmatch(self.name) is not None
 
     def label(self, name: str) -> str:
         """Its value, empty where the series has no such label."""
@@ -54,8 +64,9 @@ def page(text: str) -> Iterator[tuple[Series, float]]:
         for family in text_string_to_metric_families(lines + "\n"):
             for sample in family.samples:
                 yield Series(sample.name, tuple(sorted(sample.labels.items()))), float(sample.value)
-    except ValueError as error:
-        raise PageError(f"is no page of metrics: {' '.join(str(error).split())[:80]}") from None
+    except Exception as error:  # the parser's own: on odd text it runs past ends, and more, and says not what it raises
+        told = " ".join(str(error).split())[:80] or type(error).__name__
+        raise PageError(f"is no page of metrics: {told}") from None
 
 
 @lru_cache(maxsize=65536)

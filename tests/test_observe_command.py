@@ -81,6 +81,11 @@ def test_ctrl_c_ends_it_with_what_was_sampled(tmp_path: Path, number: signal.Sig
         (("--memory", "no/such/folder"), "no/such/folder: No such file or directory; give a folder that gapless"),
         (("--out", "pyproject.toml"), "pyproject.toml: File exists; give a folder that can be written"),
         (("--json", "o.json"), "--json: holds what --memory says; give --memory DIR, or leave it out"),
+        (("--memory", "d", "--live"), "--live: says nothing beside --memory; leave it out"),
+        (("--memory", "d", "--duration", "5s"), "--duration: says nothing beside --memory; leave it out"),
+        (("--memory", "d", "--interval", "1s"), "--interval: says nothing beside --memory; leave it out"),
+        (("--trace", "t", "--steps", "s", "--json", "o"), "--json: says nothing beside --trace; leave it out"),
+        (("--trace", "t", "--steps", "s", "--dcgm", "x"), "--dcgm: says nothing beside --trace; leave it out"),
     ],
 )
 def test_mistakes_are_told_and_nothing_is_written(
@@ -140,6 +145,19 @@ def test_without_a_leak_it_says_so(observe: Observe, tmp_path: Path) -> None:
     written(tmp_path, 62e9 + np.random.default_rng(0).normal(0, 1e7, 1441), 80e9)
     status, out, _ = observe("--memory", tmp_path)
     assert (status, out.splitlines()[-1]) == (0, "Nothing is seen to leak.")
+
+
+def test_of_what_was_watched_for_less_than_half_an_hour_no_slope_is_told(observe: Observe, tmp_path: Path) -> None:
+    """Memory that grows by 36 GB an hour for 29 minutes and 50 seconds."""
+    written(tmp_path, 20e9 + 1e8 * np.arange(180), 80e9)
+    status, out, _ = observe("--memory", tmp_path, "--json", tmp_path / "memory.json")
+    lines = out.splitlines()
+    why = "watched for 29.8 min; half an hour is needed to tell a leak"
+    assert lines.count(f"  Whether it leaks cannot be said: {why}.") == 2
+    assert (status, lines[-1]) == (0, "Too short to say whether anything leaks.")
+    assert "an hour (" not in out and "LEAK" not in out
+    told = json.loads((tmp_path / "memory.json").read_text())
+    assert told["leaking"] == [] and [one["growth"]["slope"] for one in told["memories"]] == [None, None]
 
 
 def test_the_dashboard_shows_rates_queues_pages_and_percentiles() -> None:

@@ -104,3 +104,13 @@ def test_an_error_of_the_block_is_not_hidden_by_one_of_the_ring(tmp_path: Path) 
     (tmp_path / "samples-00000001.jsonl").mkdir()
     with pytest.raises(KeyError), Recorder([Counting()], 10**6, ring):
         raise KeyError("the block's own")
+
+
+def test_what_a_source_raises_ends_the_samples_and_not_what_was_done(tmp_path: Path) -> None:
+    class Broken(Counting):
+        def read(self) -> Mapping[str, float]:
+            raise OverflowError("of its own")
+
+    with Recorder([Broken()], 10**6, Ring(tmp_path, 2**20)) as recorder:
+        pass
+    assert recorder.said == ["no more samples: OverflowError: of its own"]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from random import Random
 
@@ -116,6 +117,35 @@ def test_a_series_that_was_damaged_ends_its_segment_only(tmp_path: Path, text: s
     first.write_text(first.read_text().replace('"damaged"', json.dumps(text)))
     assert read(tmp_path) == [(0, {"kept": 0.0}), (2, {"kept": 2.0})]
     assert window.read(tmp_path).latest("kept") == 2
+
+
+DAMAGED = [
+    "[]", "5", "null", "[" * 100_000, "{}", '{"t":null}', '{"t":true}', '{"t":1.0}', '{"t":Infinity}', '{"t":1e30}',
+    '{"t":-1}', f'{{"t":1{"0" * 30}}}', f'{{"t":2,"set":[0,{"9" * 400}]}}', '{"t":2,"set":[0,NaN]}',
+    '{"t":2,"set":[0,1e400]}', '{"t":2,"set":[0,"1"]}', '{"t":2,"set":[0,true]}', '{"t":2,"set":[0]}',
+    '{"t":2,"set":[-1,1]}', '{"t":2,"set":[9,1]}', '{"t":2,"set":{"0":1}}', '{"t":2,"gone":[[0]]}', '{"t":2,"gone":0}',
+    '{"t":2,"new":[[1]]}', '{"t":2,"new":"x"}', '{"t":2,"new":["#x"],"set":[1,1]}', '{"t":2,"new":["a\\ud800"]}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("line", DAMAGED, ids=lambda line: str(line)[:30])
+def test_a_line_of_another_shape_ends_its_segment_only(tmp_path: Path, line: str) -> None:
+    for part in ([0, 1], [2]):
+        with Ring(tmp_path, 2**20) as ring:
+            for at in part:
+                ring.append(at, {"kept": float(at)})
+    first = segments(tmp_path)[0]
+    begin, kept, _ = first.read_text().splitlines()
+    first.write_text("\n".join([begin, kept, line, '{"t":3}', ""]))
+    assert read(tmp_path) == [(0, {"kept": 0.0}), (2, {"kept": 2.0})]
+    assert list(window.read(tmp_path).times) == [0, 2]
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_a_segment_that_is_no_file_is_refused(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    make(tmp_path / "samples-00000001.jsonl")
+    with pytest.raises(RingError, match=r"samples-00000001.jsonl: is no regular file; give a folder that gapless obs"):
+        list(replay(tmp_path))
 
 
 def test_it_is_read_while_it_is_written(tmp_path: Path) -> None:

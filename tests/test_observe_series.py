@@ -53,11 +53,17 @@ def test_a_page_of_all_kinds() -> None:
     }
 
 
-@pytest.mark.parametrize("text", ["<html>", "a x", 'a{b="c"}', 'a{b="c} 3', "a{b 1"])
+@pytest.mark.parametrize("text", ["<html>", "a x", 'a{b="c"}', 'a{b="c} 3', "a{b 1", "a " + "9" * 400, '{x="",\t=a} 1'])
 def test_what_is_no_page_is_refused_in_one_line(text: str) -> None:
     with pytest.raises(PageError, match=r"^is no page of metrics: .+$") as told:
         list(page(f"fine 1\n{text}\n"))
     assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("text", ['{"nv_é x"} 2', 'nv_a{"x y"="1"} 1', 'nv_a{b="\ud800"} 1'])
+def test_what_cannot_be_written_as_it_is_read_is_not_plain(text: str) -> None:
+    [(odd, _), (fine, _)] = page(f'{text}\nnv:a{{b_1="é x"}} 1\n')
+    assert (odd.plain, fine.plain) == (False, True)
 
 
 labels = st.dictionaries(st.from_regex(r"[a-z]{1,8}", fullmatch=True), st.text(max_size=20), max_size=4)

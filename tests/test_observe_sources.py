@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -79,6 +80,37 @@ def test_each_page_is_read_for_its_own_series() -> None:
 def test_a_page_that_is_none_is_a_missing_source(status: int, body: str, reason: str) -> None:
     with served(status, body) as url, pytest.raises(SourceError, match=f"^{url} {reason}$"):
         triton(url).read()
+
+
+def test_series_that_cannot_be_written_are_left_out() -> None:
+    with served(200, 'nv_b 1\n{"nv_é x"} 2\nnv_a{"x y"="1"} 1\n') as url:
+        assert triton(url).read() == {"nv_b": 1}
+
+
+@pytest.mark.parametrize(
+    "begin", [b"HTTP/1.1 200 OK\r\n\r\nnv_a 1\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n", b""]
+)
+def test_a_page_that_comes_byte_by_byte_is_cut_off(begin: bytes) -> None:
+    """Every byte comes well within the timeout, and there is no end to them."""
+    over = threading.Event()
+
+    def drip() -> None:
+        connected, _ = server.accept()
+        with connected, suppress(OSError):
+            connected.sendall(begin)
+            while not over.wait(0.02):
+                connected.sendall(b"H")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=drip)
+        thread.start()
+        try:
+            url = f"http://127.0.0.1:{server.getsockname()[1]}/metrics"
+            with pytest.raises(SourceError, match=r"does not answer: timed out$"):
+                replace(triton(url), timeout=0.3).read()
+        finally:
+            over.set()
+            thread.join()
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import queue
 from collections import Counter
 from itertools import count
@@ -20,7 +21,7 @@ from decode.executors.gpu_cost import StepWork
 from decode.options import ServiceOptions
 from decode.plan import Finished, Rejected, Started, StepPlan, Submit
 from decode.scheduler import Scheduler
-from decode.step_file import MOST, StepFile, StepFileError, law_steps, newest, read
+from decode.step_file import MARK, MOST, StepFile, StepFileError, law_steps, newest, read
 from decode.step_log import Entry, Part, steps
 from decode.stream import Output
 from decode.text import Tokenizer
@@ -128,6 +129,62 @@ def test_a_file_gives_back_what_was_taken_while_it_is_written_and_without_a_torn
     for cut in (1, 7, len(whole.splitlines()[-1])):
         path.write_bytes(whole[:-cut])
         assert list(read(path)[1]) == run.entries[:-1] and newest(path) == run.entries[-2]
+
+
+DAMAGE = [
+    {"t": "x"}, {"t": None}, {"t": float("nan")}, {"t": float("inf")}, {"t": True}, {"t": 10**30}, {"t": -1},
+    {"d": ["a", 1, 2]}, {"d": [None] * 3}, {"d": [1, 2]}, {"d": [3, 2, 1]}, {"d": [-1, 2, 3]}, {"d": [0.5, 1, 2]},
+    {"d": {"a": 1, "b": 2, "c": 3}}, {"q": [0.5, 1]}, {"q": 3}, {"q": "ab"}, {"r": None}, {"k": "1"}, {"n": "1"},
+    {"w": [1]}, {"w": ["1"] * 6}, {"w": None}, {"c": [1, 2]}, {"c": [1, 2, "x"]}, {"c": 3}, {"e": 5}, {"in": [["a"]]},
+    {"in": [[1, "b", 2]]}, {"in": 5}, {"on": [[0, "a", "b", 1, 1]]}, {"on": [[0, "a", "b", 1, 1, -1]]},
+    {"off": [1]}, {"off": [[1, 1]]}, {"end": [["a", "b", None]]}, {"end": {"a": 1}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", DAMAGE, ids=str)
+def test_a_line_of_another_shape_is_told_with_its_number(tmp_path: Path, change: dict[str, object]) -> None:
+    path = tmp_path / "steps"
+    written(path, Logged([(0, ask("a", 10, 3))]).run())
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[2] = json.dumps(json.loads(lines[2]) | change).encode() + b"\n"
+    path.write_bytes(b"".join(lines))
+    with pytest.raises(StepFileError, match=r"steps: line 3 is no line of a step log; its writer may have been cut"):
+        list(read(path)[1])
+    path.write_bytes(b"".join(lines[:3]))
+    with pytest.raises(StepFileError, match=r"steps: the last line is no line of a step log"):
+        newest(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (b"[" * 100_000, "line 3 is no line of a step log"),
+        (b"[1e400]", "line 3 is no line of a step log"),
+        (b"5", "line 3 is no line of a step log"),
+        (
+            b'{"t":5,"d":[1,1,1],"r":0,"q":[0,0],"k":0}',
+            "line 3 begins before the line before it ended; the file is dam",
+        ),
+        (b'{"t":5,"d":[1,1,1],"r":0,"q":[0],"k":0}', "line 3 counts waiting requests of 1 tiers, not 2"),
+    ],
+    ids=lambda it: str(it)[:20],
+)
+def test_a_line_that_does_not_fit_is_told_with_its_number(tmp_path: Path, line: bytes, told: str) -> None:
+    path = tmp_path / "steps"
+    written(path, Logged([(0, ask("a", 10, 3))]).run())
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:2], line + b"\n"]))
+    with pytest.raises(StepFileError, match=f"steps: {told}"):
+        list(read(path)[1])
+
+
+@pytest.mark.parametrize(
+    "rest", [b'"tiers":5,"open":[]}', b'"tiers":[1],"open":[]}', b'"tiers":["a"],"open":[[1]]}', b"["]
+)
+def test_a_header_of_another_shape_is_told(tmp_path: Path, rest: bytes) -> None:
+    (tmp_path / "steps").write_bytes(MARK + rest + b"\n")
+    with pytest.raises(StepFileError, match=r"steps: is no step log of this version"):
+        read(tmp_path / "steps")
 
 
 def test_a_file_is_bounded_and_keeps_the_newest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,6 +46,7 @@ def _size(text: str) -> int:
 
 
 def run(
+    context: typer.Context,
     metrics: Annotated[str, typer.Option(help="Triton's metrics page")] = "http://127.0.0.1:8002/metrics",
     dcgm_page: Annotated[str | None, typer.Option("--dcgm", help="a DCGM exporter's page")] = None,
     interval: Annotated[int, duration_option("between samples")] = "1s",  # type: ignore[assignment]
@@ -69,9 +70,10 @@ def run(
     """Exit 0; with --memory 1 when something leaks; 2 on bad input."""
     console = Console(highlight=False, soft_wrap=True, emoji=False)
     if trace is not None or steps is not None or last is not None:
-        _trace(trace, steps, last, out, memory, console)
+        _trace(context, trace, steps, last, out, memory, console)
         return
     if memory is not None:
+        _nothing_but(context, "memory", "json_file")
         raise typer.Exit(1 if _tell_memory(memory, json_file, console) else 0)
     if json_file is not None:
         raise UsageError("--json: holds what --memory says; give --memory DIR, or leave it out")
@@ -86,14 +88,29 @@ def run(
     _sample([*pages, Nvml(), Host()], Ring(out or OUT, size), interval, duration, live, console)
 
 
+def _nothing_but(context: typer.Context, *allowed: str) -> None:
+    """Raises UsageError for a given option that would say nothing; the first of `allowed` is what was asked."""
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name or "")
+        if source is not None and source.name == "COMMANDLINE" and option.name not in allowed:
+            raise UsageError(f"{option.opts[0]}: says nothing beside --{allowed[0]}; leave it out")
+
+
 def _trace(
-    trace: Path | None, steps: Path | None, last: int | None, out: Path | None, memory: Path | None, console: Console
+    context: typer.Context,
+    trace: Path | None,
+    steps: Path | None,
+    last: int | None,
+    out: Path | None,
+    memory: Path | None,
+    console: Console,
 ) -> None:
     """Write what a step log holds, and print what it shows."""
     if trace is None or steps is None:
         raise UsageError("--trace FILE, to be written, needs --steps FILE, where steps were logged; neither goes alone")
     if memory is not None:
         raise UsageError("--memory: not together with --trace; each answers a question of its own")
+    _nothing_but(context, "trace", "steps", "last", "out")
     check_outputs(steps, older(steps), trace=trace)
     try:
         lines = write_trace(steps, trace, out or OUT, last)
@@ -149,12 +166,16 @@ def _tell_memory(folder: Path, json_file: Path | None, console: Console) -> bool
     from observe import memory_report  # scipy takes a second to import, which sampling does without
 
     check_outputs(json=json_file)
-    found = list(memory_report.told(window.read(folder, memory_report.wanted)))
+    seen = window.read(folder, memory_report.wanted)
+    found = list(memory_report.told(seen))
     for one in found:
         console.print(Text(one.name, style="bold"))
         for sentence in one.sentences:
             console.print(f"  {sentence}", markup=False, style="bold red" if sentence.startswith("LEAK") else None)
     leaks = [one.name for one in found if one.leaks]
-    console.print(f"Leaking: {', '.join(leaks)}." if leaks else "Nothing is seen to leak.", markup=False)
+    longest = max((one.curve.seconds for one in found), default=seen.seconds)
+    short = longest < memory_report.WATCHED
+    calm = "Too short to say whether anything leaks." if short else "Nothing is seen to leak."
+    console.print(f"Leaking: {', '.join(leaks)}." if leaks else calm, markup=False)
     write_json(json_file, memory_report.as_json(found))
     return bool(leaks)

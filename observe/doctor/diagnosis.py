@@ -91,7 +91,7 @@ class Diagnosis:
 def diagnose(window: Window, spec: Spec | None = None, client: ClientFacts | None = None) -> Diagnosis:
     """Raises DoctorError when the window is too short to say anything, or not of the client's time."""
     facts = gather(window, spec, client)
-    told = list(memory_report.told(window)) if facts.seconds >= rules_memory.WATCHED else None
+    told = list(memory_report.told(window)) if facts.seconds >= memory_report.WATCHED else None
     mine = [(it.name, it.curve) for it in told or () if not it.name.startswith(("KV pages", "this machine"))]
     found = [*judged(facts), *rules_memory.leaks(iter(mine))]
     calm = (

@@ -21,7 +21,6 @@ STORM, LEAST_EVICTED = 0.2, 10  # preemptions for each request that ended; preem
 USELESS, WORTH = 0.02, 2000  # share of prompt tokens from the cache; prompt tokens that were seen
 LEAST_ENDED, LEAST_PROMPT = 50, 32  # requests; tokens of a prompt that has a prefix to share
 WIDE, USUAL = 8.0, 4096  # times the longest request that max_model_len allows, and tokens that need no reason
-WATCHED = 1800.0  # s, before which growth may be warming up
 
 
 def pages_short(facts: Facts, llm: LlmFacts) -> Finding | None:
@@ -149,7 +148,7 @@ def too_wide(facts: Facts, llm: LlmFacts) -> Finding | None:
 def leaks(curves: Iterator[tuple[str, Curve]]) -> Iterator[Finding]:
     """Memories that grow and do not come back. KV pages and what else runs on the machine are not among them."""
     for name, curve in curves:
-        if curve.growth.ruling != "leak" or curve.seconds < WATCHED:
+        if curve.growth.ruling != "leak":
             continue
         grown, full = curve.last - curve.first, curve.until_full
         yield Finding(

@@ -9,8 +9,11 @@ Must not know what is done with the numbers.
 from __future__ import annotations
 
 import http.client
-import urllib.request
-from collections.abc import Mapping
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -18,13 +21,11 @@ from observe.series import PageError, page
 from observe.sources.base import SourceError
 
 LARGEST = 16 * 2**20  # bytes of a page
-# A page is on this machine or near: what the environment says of proxies is for other things.
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Series whose names start with one of `prefixes`. `timeout` in seconds."""
+    """Series whose names start with one of `prefixes`, without those that are not `plain`. `timeout`: s of a read."""
 
     name: str
     url: str
@@ -35,7 +36,8 @@ class Page:
         """Raises SourceError when it does not answer or answers something else."""
         try:
             text = _fetch(self.url, self.timeout)
-            found = {str(series): value for series, value in page(text) if series.name.startswith(self.prefixes)}
+            mine = ((one, value) for one, value in page(text) if one.name.startswith(self.prefixes))
+            found = {str(series): value for series, value in mine if series.plain}
         except PageError as error:
             raise SourceError(f"{self.url} {error}") from None
         if not found:
@@ -67,13 +69,48 @@ def wrong_url(url: str) -> str | None:
 
 
 def _fetch(url: str, timeout: float) -> str:
+    """The page, within `timeout` in all. Proxies are for other things: a page is on this machine or near."""
+    deadline, late = time.monotonic() + timeout, threading.Event()
     try:
-        with _OPENER.open(url, timeout=timeout) as answer:
-            text: bytes = answer.read(LARGEST + 1)
+        with closing(_connection(url, timeout)) as connection:
+            connection.connect()
+            with _cut_off(connection.sock, deadline, late):
+                parts = urlsplit(url)
+                path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+                connection.request("GET", path, headers={"Connection": "close"})
+                answer = connection.getresponse()
+                text = answer.read(LARGEST + 1)
     except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: an address with odd characters
-        reason = getattr(error, "reason", None) or error
-        told = " ".join(str(getattr(reason, "strerror", None) or reason).split()) or type(error).__name__
-        raise SourceError(f"{url} does not answer: {told}") from None
+        told = " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__
+        raise SourceError(f"{url} does not answer: {'timed out' if late.is_set() else told}") from None
+    if late.is_set():  # what has no length looks whole where it was cut off
+        raise SourceError(f"{url} does not answer: timed out")
+    if answer.status != http.client.OK:
+        raise SourceError(f"{url} does not answer: {answer.reason or answer.status}")
     if len(text) > LARGEST:
         raise SourceError(f"{url} is longer than {LARGEST >> 20} MiB")
     return text.decode(errors="replace")
+
+
+def _connection(url: str, timeout: float) -> http.client.HTTPConnection:
+    parts = urlsplit(url)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    return kind(parts.hostname or "", parts.port, timeout=timeout)
+
+
+@contextmanager
+def _cut_off(connected: socket.socket, deadline: float, late: threading.Event) -> Iterator[None]:
+    """End all reads at the deadline, also of headers: a socket's own timeout begins anew with each byte."""
+
+    def cut() -> None:
+        late.set()
+        with suppress(OSError):  # it is closed already
+            socket.socket.shutdown(connected, socket.SHUT_RDWR)
+
+    timer = threading.Timer(max(0.0, deadline - time.monotonic()), cut)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
