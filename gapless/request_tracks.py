@@ -110,7 +110,7 @@ class RequestTracks:
             self._writer.end(request.number, request.name, now, args)
         del self._by_name[request.name]
         if request.seq is not None:
-            del self._by_seq[request.seq]
+            self._by_seq.pop(request.seq, None)
 
     def _write(self, request: _Request, name: str, begin: int, end: int) -> None:
         begin = max(begin, self._since)
