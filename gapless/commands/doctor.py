@@ -33,7 +33,7 @@ def run(
     json_file: Annotated[Path | None, typer.Option("--json", help="write the diagnosis as JSON")] = None,
 ) -> None:
     """Exit 0 when nothing but hints is found, 1 when something is to be mended, 2 on bad input."""
-    check_outputs(sla, samples, json=json_file)
+    check_outputs(sla, samples, folder, json=json_file)
     spec = load(sla) if sla is not None else None
     client = _client(samples) if samples is not None else None
     found = window.read(folder)
@@ -44,8 +44,8 @@ def run(
         told = diagnosis.diagnose(found, spec, client)
     except DoctorError as error:
         raise UsageError(f"{folder}: {error}") from None
-    Console(highlight=False).print(report.shown(told))
     write_json(json_file, diagnosis.as_json(str(folder), told))
+    Console(highlight=False).print(report.shown(told))
     raise typer.Exit(0 if told.healthy else 1)
 
 
