@@ -23,14 +23,14 @@ STREAMS = ("/dev/", "/proc/self/fd/")  # where /dev/stdout may be a pipe, whose 
 def check_outputs(*read: Path | None, **files: Path | None) -> None:
     """Raise UsageError naming the option whose file cannot be written, before minutes are spent on what goes there.
 
-    Allowed are a regular file, there or not, a link to one, and a device; none of those that are `read` or lie in a
-    folder that is, and no file for two options. Leaves no file behind that was not there.
+    Allowed are a regular file, there or not, a link to one, and a device; none of those that are `read`, and no file
+    for two options. Leaves no file behind that was not there.
     """
     given = [(option, path) for option, path in files.items() if path is not None]
     for option, path in given:
         try:
             _check(path)
-            if any(other is not None and (_same(path, other) or _inside(path, other)) for other in read):
+            if any(other is not None and _same(path, other) for other in read):
                 raise OSError(None, "is read, and would be overwritten")
         except OSError as error:
             raise UsageError(_told(option, path, error.strerror or str(error))) from None
@@ -41,15 +41,17 @@ def check_outputs(*read: Path | None, **files: Path | None) -> None:
             )
 
 
+def check_outside(folder: Path, **files: Path | None) -> None:
+    """Raise UsageError naming the option whose file lies, however deep, in a folder that is read."""
+    for option, path in files.items():
+        if path is not None and Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
+            raise UsageError(f"{_named(option, path)}: lies in {folder}, which is read; give a file elsewhere")
+
+
 def _same(one: Path, other: Path) -> bool:
     with contextlib.suppress(OSError, ValueError):  # what cannot be read is told by who reads it
         return one.samefile(other)
     return os.path.realpath(one) == os.path.realpath(other)  # of what is not there
-
-
-def _inside(path: Path, folder: Path) -> bool:
-    """Whether it lies in the folder, however deep, or is one of those."""
-    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
 def _check(path: Path) -> None:

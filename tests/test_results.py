@@ -12,7 +12,7 @@ import pytest
 
 from gapless.cli import main
 from gapless.errors import UsageError
-from gapless.results import check_apart, check_outputs, opened, write_folder, write_json
+from gapless.results import check_apart, check_outputs, check_outside, opened, write_folder, write_json
 
 
 @pytest.mark.parametrize(
@@ -153,9 +153,9 @@ def test_what_lies_in_a_folder_that_is_read_is_not_overwritten(tmp_path: Path) -
     (tmp_path / "ring").mkdir()
     (tmp_path / "link").symlink_to("ring")
     for path in ("ring/samples-00000001.jsonl", "link/deep/../new"):
-        with pytest.raises(UsageError, match="is read, and would be overwritten"):
-            check_outputs(tmp_path / "ring", json=tmp_path / path)
-    check_outputs(tmp_path / "ring", json=tmp_path / "ring.json")
+        with pytest.raises(UsageError, match=r"^--json: .* lies in .*ring, which is read; give a file elsewhere$"):
+            check_outside(tmp_path / "ring", json=tmp_path / path)
+    check_outside(tmp_path / "ring", json=tmp_path / "ring.json", sarif=None)
 
 
 def test_a_report_and_the_files_beside_it_do_not_take_each_others_place(tmp_path: Path) -> None:
