@@ -6,6 +6,7 @@ Must not know servers.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,21 +40,27 @@ class Baseline:
         if self.run is not None:
             check(Asked.of(self.run), asked, (str(self.path), "this run"))
 
-    def finish(self, taken: Recording, threshold: float, console: Console) -> list[Line]:
-        """Compare with it and print that, or write it and say so; nothing of a run whose client lagged."""
+    def finish(self, taken: Recording, threshold: float) -> list[Line]:
+        """Compare with it, or write it; nothing of a run whose client lagged. Raises UsageError."""
         if lagged(taken) is not None:
-            done = "written" if self.run is None else "compared with this run"
-            console.print(f"{self.path} is not {done}: the client itself lagged.", markup=False, highlight=False)
             return []
         if self.run is None:
             write_text(self.path, recording.dumps(taken), "baseline")
-            told = f"{self.path} did not exist: this run is written there, and the next one is compared with it."
-            console.print(told, markup=False, highlight=False)
             return []
-        console.print(f"\nBeside {self.path}:\n", markup=False, highlight=False)
-        lines = compare(self.run, taken, threshold)
-        comparison_report.show(lines, threshold, console)
-        return lines
+        return compare(self.run, taken, threshold)
+
+    def tell(self, taken: Recording, lines: Sequence[Line], threshold: float, console: Console) -> None:
+        """Print what `finish` did."""
+        if lagged(taken) is not None:
+            done = "written" if self.run is None else "compared with this run"
+            told = f"{self.path} is not {done}: the client itself lagged."
+        elif self.run is None:
+            told = f"{self.path} did not exist: this run is written there, and the next one is compared with it."
+        else:
+            told = f"\nBeside {self.path}:\n"
+        console.print(told, markup=False, highlight=False)
+        if lagged(taken) is None and self.run is not None:
+            comparison_report.show(lines, threshold, console)
 
 
 def there(path: Path | None) -> Path | None:

@@ -7,6 +7,7 @@ installed. Anything else is a defect and keeps its trace.
 from __future__ import annotations
 
 import importlib
+import io
 import sys
 
 import typer
@@ -35,6 +36,9 @@ COMMANDS = {
 
 def main() -> None:
     """Entry point of the `gapless` script: exit 0 when what was asked holds, 1 when not, 2 on bad input."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that knows no "≤" costs no result
     try:
         _main()
     except KeyboardInterrupt:  # while a command is still being imported; later typer answers it

@@ -35,6 +35,7 @@ SHORTEST = 250 * 10**6  # ns between samples: an engine brings its numbers up to
 TOLD_WITHIN = 0.75  # s; an engine tells its numbers twice a second, those of the last steps, too
 SAMPLES = 600  # of a load, about: more than a plot has room for
 PAGE = "report.html"
+WRITTEN = (PAGE, "*.png")  # names in its folder
 
 
 class LoadReport:
@@ -71,11 +72,11 @@ class LoadReport:
         """What was not seen of the server itself, a line each."""
         return [line for line in self.said if line.startswith("Triton ")]
 
-    def finish(self, report: Report, taken: Recording, console: Console) -> None:
+    def finish(self, report: Report, taken: Recording) -> Path:
         """Write the page, and each of its plots as a picture beside it. Raises UsageError when they cannot be."""
         with Console(stderr=True).status("Drawing …"):
             self._write(report, taken)
-        console.print(f"Report: {self._folder / PAGE}", markup=False, highlight=False)
+        return self._folder / PAGE
 
     def _write(self, report: Report, taken: Recording) -> None:
         tiers = [*self._tiers, *(tier for _, tier in taken.sent)]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
-from itertools import combinations
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from itertools import combinations, count
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -38,6 +41,13 @@ def check_outputs(*read: Path | None, **files: Path | None) -> None:
             )
 
 
+def check_outside(folder: Path, **files: Path | None) -> None:
+    """Raise UsageError naming the option whose file lies, however deep, in a folder that is read."""
+    for option, path in files.items():
+        if path is not None and Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
+            raise UsageError(f"{_named(option, path)}: lies in {folder}, which is read; give a file elsewhere")
+
+
 def _same(one: Path, other: Path) -> bool:
     with contextlib.suppress(OSError, ValueError):  # what cannot be read is told by who reads it
         return one.samefile(other)
@@ -60,6 +70,31 @@ def _check(path: Path) -> None:
         raise OSError(None, "cannot be written")
 
 
+def check_apart(option: str, folder: Path, written: Sequence[str], **files: Path | None) -> None:
+    """Raise UsageError where a file is what becomes the folder of `option`, or bears a name that is `written` there.
+
+    `written` are patterns of names. Raises also where a folder or a device has such a name already.
+    """
+    home = Path(os.path.realpath(folder))
+    for name, path in files.items():
+        if path is None:
+            continue
+        place = Path(os.path.realpath(path))
+        if home.is_relative_to(place):
+            raise UsageError(f"{_named(name, path)}: would be the folder of {_option(option)}; give a file beside it")
+        named = {path.name, place.name}
+        if home in (place.parent, Path(os.path.realpath(path.parent))) and _any_match(named, written):
+            raise UsageError(f"{_named(name, path)}: is what {_option(option)} writes there; give it another name")
+    with contextlib.suppress(OSError):  # what is no folder, or cannot be read, is told by `check_folder`
+        for there in folder.iterdir():
+            if _any_match({there.name}, written) and there.exists() and not there.is_file():
+                raise UsageError(f"{_named(option, there)}: is there and not a file; give another folder")
+
+
+def _any_match(names: Iterable[str], patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
+
+
 def check_folder(option: str, path: Path) -> None:
     """Raise UsageError naming the option whose folder cannot be made or written; leaves none that was not there."""
     missing = [one for one in (path, *path.parents) if not os.path.lexists(one)]
@@ -77,51 +112,91 @@ def check_folder(option: str, path: Path) -> None:
 
 
 def write_folder(path: Path, files: Mapping[str, bytes], option: str) -> None:
-    """Raises UsageError, naming the option, when one cannot be written; what was written of them is taken away then."""
-    written: list[Path] = []
+    """All of them or none. Raises UsageError, naming the option, when one cannot be written; old ones stay then."""
+    fresh: dict[Path, Path] = {}
     try:
         path.mkdir(parents=True, exist_ok=True)
         for name, data in files.items():
-            written.append(path / name)
-            written[-1].write_bytes(data)
+            target = Path(os.path.realpath(path / name))
+            if target.exists() and not target.is_file():
+                raise OSError(None, f"{name} is there and not a file")
+            fresh[target] = _beside(target)
+            fresh[target].write_bytes(data)
+        for target, new in fresh.items():
+            _move(new, target)
     except OSError as error:
-        for file in written:
-            with contextlib.suppress(OSError):
-                file.unlink()
         raise UsageError(_told(option, path, f"{error.strerror}; the result is lost", "folder")) from None
+    finally:
+        for new in fresh.values():
+            with contextlib.suppress(OSError):
+                new.unlink(missing_ok=True)
 
 
 def write_json(path: Path | None, result: Any, option: str = "json") -> None:
     """Write `result` where asked; None is nowhere. Raises ValueError on a number that JSON does not know.
 
-    Raises UsageError when it cannot be written; no half of it is left then.
+    Raises UsageError when it cannot be written; what was there stays then.
     """
     if path is not None:
         write_text(path, json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + "\n", option)
 
 
 def write_text(path: Path, text: str, option: str) -> None:
-    """Raises UsageError, naming the option, when it cannot be written; no half of it is left then."""
+    """Raises UsageError, naming the option, when it cannot be written; what was there stays then."""
     with opened(path, option) as file:
         file.write(text)
 
 
 @contextlib.contextmanager
 def opened(path: Path, option: str) -> Iterator[TextIO]:
-    """A file to write a result to, piece by piece. No half of it is left when that ends with an exception.
+    """A file to write a result to, piece by piece. What was there stays when that ends with an exception.
 
     Raises UsageError, naming the option, when it cannot be written.
     """
     try:
-        with path.open("w", encoding="utf-8", errors="backslashreplace") as file:
-            yield file
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            if path.is_file():
-                Path(os.path.realpath(path)).unlink()
-        if isinstance(error, OSError):
-            raise UsageError(_told(option, path, f"{error.strerror}; the result is lost")) from None
-        raise
+        target = Path(os.path.realpath(path))  # a link stays one
+        if _in_place(path, target):
+            with path.open("w", encoding="utf-8", errors="backslashreplace") as file:
+                yield file
+            return
+        fresh = _beside(target)
+        try:
+            with fresh.open("w", encoding="utf-8", errors="backslashreplace") as file:
+                yield file
+            _move(fresh, target)
+        finally:
+            with contextlib.suppress(OSError):
+                fresh.unlink(missing_ok=True)
+    except OSError as error:
+        raise UsageError(_told(option, path, f"{error.strerror}; the result is lost")) from None
+
+
+def _in_place(path: Path, target: Path) -> bool:
+    """Whether it can only be written as it is: what is no file, and a file whose folder takes no other."""
+    stream = str(path).startswith(STREAMS)
+    return stream or (target.exists() and not (target.is_file() and os.access(target.parent, os.W_OK)))
+
+
+def _beside(target: Path) -> Path:
+    """A new file in the folder of `target`, empty, with its permissions. Raises OSError."""
+    for number in count():
+        fresh = target.parent / f".gapless-{os.getpid()}-{number}"  # short: a long name has no room for a longer one
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+            break
+    if target.exists():
+        fresh.chmod(stat.S_IMODE(target.stat().st_mode))
+    return fresh
+
+
+def _move(fresh: Path, target: Path) -> None:
+    """In one step, unless `target` is mounted by itself, as files are into containers. Raises OSError."""
+    try:
+        fresh.replace(target)
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+        shutil.copyfile(fresh, target)
 
 
 def _told(option: str, path: Path, reason: str, what: str = "file") -> str:

@@ -125,7 +125,11 @@ def read(path: Path) -> Recording:
         raise RecordingError(
             f"{path}: line 1: {_first(error)}; give what this version's `gapless loadtest --samples` wrote"
         ) from None
-    sent = {(one.model, one.tier): Sent(one.tokens, one.targets) for one in head.sent}
+    sent: dict[tuple[str, str], Sent] = {}
+    for one in head.sent:
+        if (one.model, one.tier) in sent:
+            raise RecordingError(f"{path}: line 1: sent: names {_cut(one.model)} {_cut(one.tier)} twice")
+        sent[one.model, one.tier] = Sent(one.tokens, one.targets)
     samples = list(_samples(path, lines[1:], sent))
     if len(samples) != head.requests:
         raise RecordingError(f"{path}: holds {len(samples)} samples, and line 1 says {head.requests}: it was cut off")
@@ -134,21 +138,49 @@ def read(path: Path) -> Recording:
 
 
 def _samples(path: Path, lines: Sequence[str], sent: Mapping[tuple[str, str], Sent]) -> Iterator[Sample]:
+    seen: dict[tuple[str, str, str], int] = {}  # the line of each request
     for number, line in enumerate(lines, start=2):
         where = f"{path}: line {number}"
         try:
             sample = SAMPLE.validate_json(line, strict=True)
         except ValidationError as error:
             raise RecordingError(f"{where}: {_first(error)}") from None
-        tier = sent.get((sample.model, sample.tier))
-        if tier is None:
-            raise RecordingError(f"{where}: {sample.model} {sample.tier} is not among what line 1 says was sent")
-        if tier.tokens != bool(sample.asked):
-            how = "token by token" if tier.tokens else "in one piece"
-            raise RecordingError(f"{where}: asked is {sample.asked}, and {sample.model} answers {how}")
-        if sample.outcome == "ok" and (sample.end is None or (tier.tokens and sample.first is None)):
-            raise RecordingError(f"{where}: the outcome is ok, and `end` or `first` is null")
+        what = _wrong(sample, sent.get((sample.model, sample.tier)))
+        if (earlier := seen.setdefault((sample.model, sample.tier, sample.id), number)) != number:
+            what = f"id {_cut(sample.id)} is that of line {earlier}, too"
+        if what:
+            raise RecordingError(f"{where}: {what}")
         yield sample
+
+
+def _wrong(sample: Sample, tier: Sent | None) -> str:
+    """What cannot have been of a request to this tier; "" = nothing."""
+    if tier is None:
+        return f"{_cut(sample.model)} {_cut(sample.tier)} is not among what line 1 says was sent"
+    if tier.tokens != bool(sample.asked):
+        how = "token by token" if tier.tokens else "in one piece"
+        return f"asked is {sample.asked}, and {_cut(sample.model)} answers {how}"
+    if sample.outcome == "ok" and (sample.end is None or (tier.tokens and sample.first is None)):
+        return "the outcome is ok, and `end` or `first` is null"
+    if tier.tokens and sample.outcome == "ok" and not sample.messages:
+        return "the outcome is ok, and `messages` is empty"
+    return _out_of_order(sample)
+
+
+def _out_of_order(sample: Sample) -> str:
+    """The first time that lies before one that must have been earlier; "" = none."""
+    before, name = sample.intended, "intended"
+    times = [("first", sample.first), *(("messages", at) for at, _ in sample.messages), ("end", sample.end)]
+    for later, at in times:
+        if at is not None and at < before:
+            return f"{later}: {at} is before {name}, {before}"
+        before, name = (before, name) if at is None else (at, later)
+    return ""
+
+
+def _cut(name: str) -> str:
+    """As it is, unless it is too long to be read."""
+    return name if len(name) <= 60 else reprlib.repr(name)
 
 
 def _first(error: ValidationError) -> str:

@@ -25,6 +25,9 @@ from loadtest.load import Run, execute, settle
 from loadtest.run import P99, LoadtestError
 from loadtest.samples import Planned
 
+PATIENCE = 300.0  # s for a master to be there, as of locust's runner
+GREETING = 5.0  # s until what listens has shown what it is; ZeroMQ sends its signature at once, whoever comes
+SIGNATURE = b"\xff" + bytes(7) + b"\x01\x7f"  # of ZMTP 3, with which both sides begin
 ENDED = (STATE_CLEANUP, STATE_STOPPED)  # of locust's runner once it was told to quit
 Tell = Callable[[str], None]
 
@@ -35,11 +38,12 @@ class MasterGone(RuntimeError):
     exit_status = 1
 
 
-def work(host: str, port: int, tell: Tell = lambda _: None) -> None:
-    """Join the run that is led there, and do a share of it; waits some minutes for a master.
+def work(host: str, port: int, tell: Tell = lambda _: None, tell_waiting: Tell = lambda _: None) -> None:
+    """Join the run that is led there, and do a share of it; waits some minutes for a master, and tells that once.
 
     Raises LoadtestError when the master has no work or the server cannot be used, MasterGone.
     """
+    _find(host, port, tell_waiting)
     environment = Environment(catch_exceptions=False)
     try:
         runner = environment.create_worker_runner(host, port)
@@ -51,6 +55,33 @@ def work(host: str, port: int, tell: Tell = lambda _: None) -> None:
     finally:
         environment.events.quitting.fire(environment=environment)  # tells the master, if it does not know
         runner.client.close(linger=1000)
+
+
+def _find(host: str, port: int, tell_waiting: Tell) -> None:
+    """Until something speaks ZeroMQ there. Raises LoadtestError when nothing comes, or what is there does not."""
+    until, told = time.monotonic() + PATIENCE, False
+    while not (answer := _greeting(host, port)):
+        if time.monotonic() > until:
+            raise LoadtestError(f"no load test is led on {host}:{port}; start one with --bind there")
+        if not told:
+            tell_waiting(f"waiting for the load test at {host}:{port}, at most {PATIENCE / 60:.0f} minutes")
+            told = True
+        time.sleep(0.5)
+    if answer[:1] != SIGNATURE[:1]:
+        raise LoadtestError(f"{host}:{port} is something else than a load test; give what --bind of one names")
+
+
+def _greeting(host: str, port: int) -> bytes:
+    """What it says first, "?" where it says nothing; nothing where none listens or it hangs up, as forwarders do."""
+    try:
+        with socket.create_connection((host, port), timeout=GREETING) as there:
+            there.sendall(SIGNATURE)
+            try:
+                return there.recv(len(SIGNATURE))
+            except TimeoutError:
+                return b"?"
+    except OSError:
+        return b""
 
 
 class _End:

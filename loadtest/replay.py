@@ -5,6 +5,7 @@ Must not know the server, clocks or locust.
 
 from __future__ import annotations
 
+import reprlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from config_gen.sla.quantity import show_duration
 from config_gen.sla.spec import LlmModel
 from loadtest.samples import Planned
 from loadtest.schedule import MOST_REQUESTS, Part
-from loadtest.trace import Mistakes, Row, TraceError, records, rows
+from loadtest.trace import LONGEST, Mistakes, Row, TraceError, records, rows
 
 MOST_TEXT = 10**8  # tokens of all prompts of a run: each is text in memory before the first is sent
 
@@ -119,7 +120,9 @@ class Senders:
         if "tier" not in columns and choice.tier is None and len(self._tiers) > 1:
             raise TraceError(f"--tier: is needed: {choice.path} has no column tier; {', '.join(self._tiers)}")
         if choice.tier is not None and choice.tier not in self._tiers:
-            raise TraceError(f"--tier: {choice.tier!r} is not in the SLA file; it declares {', '.join(self._tiers)}")
+            raise TraceError(
+                f"--tier: {reprlib.repr(choice.tier)} is not in the SLA file; it declares {', '.join(self._tiers)}"
+            )
         self._part = None if "model" in columns else choice.parts[0]
         self._tier = None if "tier" in columns else choice.tier or next(iter(self._tiers))
 
@@ -129,10 +132,10 @@ class Senders:
         if part is None and self._alone:
             return None
         if part is None:
-            raise ValueError(f"model {row.model!r} is not loaded; {', '.join(self._parts)}")
+            raise ValueError(f"model {reprlib.repr(row.model)} is not loaded; {', '.join(self._parts)}")
         tier = self._tier or self._tiers.get(row.tier)
         if tier is None:
-            raise ValueError(f"tier {row.tier!r} is not in the SLA file; {', '.join(self._tiers)}")
+            raise ValueError(f"tier {reprlib.repr(row.tier)} is not in the SLA file; {', '.join(self._tiers)}")
         return part, tier
 
 
@@ -143,6 +146,8 @@ def _add(trace: Trace, row: Row, part: Part, tier: str, choice: Choice) -> None:
     if choice.duration is not None and at >= choice.duration:
         trace.cut += 1
         return
+    if at > LONGEST:
+        raise ValueError(f"--rate-scale {choice.scale:g} sends it after {at / 3.6e12:.3g} h; at most 10000 h")
     trace.fitted += (prompt, output) != (row.prompt or 0, row.output or 0)
     trace.text += prompt
     trace.last = max(trace.last, at)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from config_gen.sla.spec import load
 from gapless.load_report import LoadReport
 from loadtest.recording import Recording, Sent
@@ -115,5 +113,5 @@ def written(folder: Path, taken: Sequence[Sample], server: Callable[[], Window] 
     page, found, recording = run(folder, taken)
     if server is not None:
         page.seen = server()
-    page.finish(found, recording, Console(quiet=True))
+    page.finish(found, recording)
     return folder / "report" / "report.html", found

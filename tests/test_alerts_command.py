@@ -191,16 +191,28 @@ def test_what_cannot_be_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
     for words, told in (
         (("no.yaml",), "gapless: no.yaml: No such file or directory; give an SLA file"),
         (("bad.yaml",), "gapless: bad.yaml: models.m.source: is missing"),
-        ((ROOT / "sla/demo.yaml", "--out", "file"), "gapless: --out: file: File exists; give a folder"),
+        ((ROOT / "sla/demo.yaml", "--out", "file"), "gapless: --out: file: is no folder; give a folder"),
         (
             (ROOT / "sla/demo.yaml", "--out", "blocked"),
-            "gapless: --out: blocked: is there and not a file; give a folder",
+            "gapless: --out: blocked: dashboard.json is there and not a file; the result is lost; give a folder",
         ),
     ):
         done = gapless(*words, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr.startswith(told) and len(done.stderr.splitlines()) == 1, done.stderr
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["bad.yaml", "blocked", "dashboard.json", "file"]
+
+
+def test_the_file_that_is_read_is_kept_and_a_link_stays_one(tmp_path: Path) -> None:
+    (tmp_path / "alerts.yml").write_bytes((ROOT / "sla/demo.yaml").read_bytes())
+    done = gapless("alerts.yml", "--out", ".", cwd=tmp_path)
+    told = "gapless: --out: alerts.yml: is read, and would be overwritten; give another folder\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", told)
+    assert (tmp_path / "alerts.yml").read_bytes() == (ROOT / "sla/demo.yaml").read_bytes()
+    (tmp_path / "alerts.yml").rename(tmp_path / "sla.yaml")
+    (tmp_path / "alerts.yml").symlink_to("rules")
+    assert gapless("sla.yaml", "--out", ".", cwd=tmp_path).returncode == 0
+    assert (tmp_path / "alerts.yml").is_symlink() and "groups:" in (tmp_path / "rules").read_text()
 
 
 # deploy/observability

@@ -158,6 +158,12 @@ def edited(number: int, old: str, new: str) -> Callable[[str], str]:
     return edit
 
 
+def twice(text: str) -> str:
+    """The second line of a request is the first once more."""
+    lines = text.split("\n")
+    return "\n".join([*lines[:2], lines[1], *lines[3:]])
+
+
 HOSTILE: list[tuple[Callable[[str], str], str]] = [
     (lambda text: "", "line 1: Invalid JSON"),
     (lambda text: text[:-200], "line 21: Invalid JSON"),
@@ -177,6 +183,9 @@ HOSTILE: list[tuple[Callable[[str], str], str]] = [
     (edited(5, '"embed"', '"other"'), "line 5: other api is not among what line 1 says was sent"),
     (edited(6, '"asked": 0', '"asked": 4'), "line 6: asked is 4, and embed answers in one piece"),
     (edited(7, '"messages": []', '"messages": [[1, 0]]'), "line 7: messages.0.1: Input should be greater than 0"),
+    (edited(9, '"first": null', '"first": 0'), "line 9: first: 0 is before intended, "),
+    (twice, "line 3: id embed-"),
+    (edited(1, '"sent": [', '"sent": [{"model": "embed", "tier": "api", "tokens": false, "targets": null}, '), "twice"),
     (edited(8, "{", "[" * 5000 + "{"), "line 8: Invalid JSON"),
 ]
 
@@ -189,6 +198,26 @@ def test_a_file_that_is_no_recording_is_told_in_one_line(tmp_path: Path, hurt: C
         recording.read(path)
     assert str(refused.value).startswith(f"{path}: ") and told in str(refused.value)
     assert "\n" not in str(refused.value) and len(str(refused.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"messages": ()}, "the outcome is ok, and `messages` is empty"),
+        ({"end": 0}, "end: 0 is before messages, "),
+        ({"messages": ((5 * SECOND, 1), (4 * SECOND, 1)), "first": 3 * SECOND}, "messages: 4000000000 is before mess"),
+        ({"first": 0}, "first: 0 is before intended, 1000000000"),
+    ],
+)
+def test_times_that_cannot_have_been_are_told_in_one_line(
+    tmp_path: Path, changed: dict[str, object], told: str
+) -> None:
+    one = replace(answer(CHAT, SECOND, 9, 2), **changed)  # type: ignore[arg-type]
+    path = tmp_path / "a.jsonl"
+    path.write_text(recording.dumps(Recording(60 * SECOND, 0, 1.0, CLIENT, {CHAT: Sent(True, None)}, [one])))
+    with pytest.raises(RecordingError) as refused:
+        recording.read(path)
+    assert str(refused.value).startswith(f"{path}: line 2: {told}")
 
 
 def test_a_file_that_is_not_there_is_told_in_one_line(tmp_path: Path) -> None:
@@ -269,3 +298,18 @@ def test_a_baseline_is_written_by_the_first_run_and_later_ones_are_compared_with
         assert (refused.returncode, refused.stdout) == (2, "") and said in refused.stderr
         assert refused.stderr.count("\n") == 1
     assert (tmp_path / "base.jsonl").read_bytes() == written
+
+
+def test_a_terminal_that_takes_nothing_costs_no_result(tmp_path: Path) -> None:
+    (tmp_path / "sla.yaml").write_text(SLA)
+    words = ("loadtest", "sla.yaml", "--duration", "1s", "--baseline", "base", "--json", "json", "--url")
+    with fake_triton(at_once) as url:
+        env = os.environ | {"PYTHONIOENCODING": "ascii"}
+        called = [sys.executable, "-m", "gapless", *words, url]
+        plain = subprocess.run(called, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+        (tmp_path / "base").unlink()
+        (tmp_path / "json").unlink()
+        with open("/dev/full", "w") as full:
+            subprocess.run(called, cwd=tmp_path, stdout=full, stderr=subprocess.DEVNULL, timeout=60)
+    assert (plain.returncode, plain.stderr) == (0, "") and "did not exist" in plain.stdout
+    assert json.loads((tmp_path / "json").read_text()) and len(recording.read(tmp_path / "base").samples)

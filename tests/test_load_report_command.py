@@ -121,6 +121,6 @@ def test_a_folder_is_checked_and_left_as_it_was(tmp_path: Path) -> None:
 
 def test_what_cannot_be_written_whole_is_not_left_in_half(tmp_path: Path) -> None:
     (tmp_path / "report.html").mkdir()
-    with pytest.raises(UsageError, match=r"^--report: .*: Is a directory; the result is lost; give a folder"):
+    with pytest.raises(UsageError, match=r"^--report: .*: report\.html is there and not a file; the result is lost"):
         write_folder(tmp_path, {"plot.png": b"1", "report.html": b"2"}, "report")
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]

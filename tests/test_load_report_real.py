@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from repositories import add_stand_in, scripted_repository
-from rich.console import Console
 from serving import Serving, serve
 
 from config_gen.sla.spec import load
@@ -81,7 +80,7 @@ def run(serving: Serving, tmp_path_factory: pytest.TempPathFactory) -> Run:
     chosen = loads.replayed(Choice(folder / "trace.csv", pick_parts(spec, None), False, None, 1.0, None), 0)
     with page.recording(chosen.duration):
         taken = loads.send(chosen, url)
-    page.finish(loads.reported(chosen, taken), taken, Console(quiet=True))
+    page.finish(loads.reported(chosen, taken), taken)
     return Run(page, taken, (folder / "report" / "report.html").read_text())
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from fake_triton import fake_triton
 from hypothesis import given
 from hypothesis import strategies as st
 from serving import serve, wait_for
@@ -211,6 +212,20 @@ def test_what_cannot_be_shared_is_told_with_status_2(tmp_path: Path, words: tupl
     done = subprocess.run(gapless("loadtest", "sla.yaml", *words), cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"gapless: {told}") and done.stderr.count("\n") == 1
+
+
+def test_a_worker_that_is_led_to_another_server_says_so_and_one_that_waits_says_that(tmp_path: Path, free: str) -> None:
+    with fake_triton() as grpc, socket.create_server(("127.0.0.1", 0)) as silent:
+        for there in (grpc, "{}:{}".format(*silent.getsockname())):
+            done = subprocess.run(gapless("loadworker", there), capture_output=True, text=True, timeout=60)
+            told = f"gapless: {there} is something else than a load test; give what --bind of one names\n"
+            assert (done.returncode, done.stdout, done.stderr) == (2, "", told)
+    with started(tmp_path, "worker", "loadworker", free) as worker:
+        line = f"waiting for the load test at {free}, at most 5 minutes\n"
+        wait_for(lambda: (tmp_path / "worker").read_text() == line)
+        worker.send_signal(signal.SIGINT)
+        assert worker.wait(30) == 130
+        assert (tmp_path / "worker").read_text().startswith(line)
 
 
 def test_the_clock_of_a_worker_is_read_from_its_fastest_ping() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from gapless.cli import main
 from gapless.errors import UsageError
-from gapless.results import check_outputs, write_json
+from gapless.results import check_apart, check_outputs, check_outside, opened, write_folder, write_json
 
 
 @pytest.mark.parametrize(
@@ -121,3 +121,49 @@ def test_commands_keep_what_they_read_and_write_all_that_they_were_asked_for(
     said = capsys.readouterr()
     assert said.out == "" and told in said.err and said.err.count("\n") == 1
     assert sorted((path.name, path.read_text()) for path in tmp_path.iterdir()) == [("a", "kept"), ("b", "kept")]
+
+
+def test_what_was_there_stays_when_the_new_result_fails(tmp_path: Path) -> None:
+    there, link = tmp_path / "there", tmp_path / "link"
+    there.write_text("kept")
+    there.chmod(0o640)
+    link.symlink_to("there")
+    for path in (there, link, tmp_path / "new"):
+        with pytest.raises(KeyError), opened(path, "json") as file:
+            file.write("half")
+            raise KeyError
+    assert there.read_text() == "kept" and sorted(one.name for one in tmp_path.iterdir()) == ["link", "there"]
+    write_json(link, 1)
+    assert link.is_symlink() and there.read_text() == "1\n" and there.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_folder_is_written_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("kept")
+    (tmp_path / "c").mkdir()
+    with pytest.raises(UsageError, match="c is there and not a file; the result is lost"):
+        write_folder(tmp_path, {"a": b"new", "b": b"new", "c": b"new"}, "report")
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["a", "c"] and (tmp_path / "a").read_text() == "kept"
+    (tmp_path / "a").rename(tmp_path / "d")
+    (tmp_path / "a").symlink_to("d")
+    write_folder(tmp_path, {"a": b"new", "b": b"new"}, "report")
+    assert (tmp_path / "a").is_symlink() and (tmp_path / "d").read_text() == (tmp_path / "b").read_text() == "new"
+
+
+def test_what_lies_in_a_folder_that_is_read_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "ring").mkdir()
+    (tmp_path / "link").symlink_to("ring")
+    for path in ("ring/samples-00000001.jsonl", "link/deep/../new"):
+        with pytest.raises(UsageError, match=r"^--json: .* lies in .*ring, which is read; give a file elsewhere$"):
+            check_outside(tmp_path / "ring", json=tmp_path / path)
+    check_outside(tmp_path / "ring", json=tmp_path / "ring.json", sarif=None)
+
+
+def test_a_report_and_the_files_beside_it_do_not_take_each_others_place(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("out")
+    for path in ("out/report.html", "out/chat.png", "link/report.html", "out", "link"):
+        with pytest.raises(UsageError, match=r"^--json: .*(is what --report writes there|would be the folder of --re)"):
+            check_apart("report", tmp_path / "out", ("report.html", "*.png"), json=tmp_path / path)
+    check_apart("report", tmp_path / "out", ("*.png",), json=tmp_path / "out/a.json", samples=None)
+    (tmp_path / "out/report.html").mkdir(parents=True)
+    with pytest.raises(UsageError, match=r"^--report: .*report\.html: is there and not a file"):
+        check_apart("report", tmp_path / "out", ("report.html", "*.png"))

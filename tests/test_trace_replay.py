@@ -185,6 +185,17 @@ def test_each_mistake_is_told_with_its_row(tmp_path: Path) -> None:
     ]
 
 
+def test_times_are_checked_as_they_are_sent_and_long_names_are_cut(tmp_path: Path) -> None:
+    rows = HEAD + "0,chat,a,5,5\n36,chat,a,5,5\n"
+    assert read(tmp_path, rows, CHAT, scale=1e-6).last == 36 * 10**15  # 10000 h
+    told = "trace: row 3: --rate-scale 9e-07 sends it after 1.11e+04 h; at most 10000 h"
+    assert refused(tmp_path, rows, CHAT, scale=9e-7) == [told]
+    assert read(tmp_path, rows, CHAT, scale=9e-7, duration=SECOND).cut == 1
+    for row in (f"0,{'m' * 100_000},a,5,5", f"0,chat,{'t' * 100_000},5,5"):
+        [line] = refused(tmp_path, HEAD + row + "\n", CHAT)
+        assert len(line) < 200
+
+
 def test_twenty_mistakes_are_enough(tmp_path: Path) -> None:
     told = refused(tmp_path, HEAD + "x,chat,a,5,5\n" * 5000)
     assert len(told) == 21

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +11,7 @@ import yaml
 
 from config_gen.sla.spec import Spec, load
 from gapless.errors import UsageError
+from gapless.results import check_folder, write_folder
 from observe.alerts import alerts, rule_file
 from observe.dashboard import dashboard
 
@@ -25,6 +24,10 @@ def run(
     out: Annotated[Path, typer.Option(help="Folder for alerts.yml and dashboard.json.", metavar="DIR")] = OUT,
 ) -> None:
     """Write alerts.yml and dashboard.json. Exit 2 on bad input."""
+    for name in (RULES, DASHBOARD):
+        if (path := out / name).exists() and sla.exists() and path.samefile(sla):
+            raise UsageError(f"--out: {path}: is read, and would be overwritten; give another folder")
+    check_folder("out", out)
     for path, what in _write(out, texts(load(sla), sla.name)).items():
         print(f"{path}: {what}")
 
@@ -42,20 +45,14 @@ def texts(spec: Spec, name: str, pace: float = 1.0) -> dict[str, str]:
 
 def _write(folder: Path, wanted: dict[str, str]) -> dict[Path, str]:
     """All of them or none; what became of each. Raises UsageError."""
-    found, fresh = {}, {folder / name: folder / f".{name}.{os.getpid()}" for name in wanted}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for path, new in fresh.items():
-            if path.exists() and not path.is_file():
-                raise OSError(None, "is there and not a file")
-            new.write_text(wanted[path.name], encoding="utf-8")
-            same = path.is_file() and path.read_bytes() == new.read_bytes()
-            found[path] = "as it was" if same else "changed" if path.exists() else "written"
-        for path, new in fresh.items():
-            new.replace(path)
-    except OSError as error:
-        for new in fresh.values():
-            with suppress(OSError):
-                new.unlink()
-        raise UsageError(f"--out: {folder}: {error.strerror}; give a folder that can be written") from None
+    found = {path: _change(path, text.encode()) for name, text in wanted.items() for path in [folder / name]}
+    write_folder(folder, {name: text.encode() for name, text in wanted.items()}, "out")
     return found
+
+
+def _change(path: Path, data: bytes) -> str:
+    """What writing `data` will have done to it."""
+    try:
+        return "as it was" if path.read_bytes() == data else "changed"
+    except OSError:  # told by who writes, where it matters
+        return "changed" if path.exists() else "written"

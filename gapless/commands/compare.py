@@ -43,6 +43,6 @@ def run(
     for one, name in zip(runs, names, strict=True):
         check_client(one, name)
     lines = compare(*runs, threshold)
-    comparison_report.show(lines, threshold, Console())
     write_json(json_file, comparison_report.as_json(lines, threshold))
+    comparison_report.show(lines, threshold, Console())
     raise typer.Exit(1 if comparison_report.regressions(lines) else 0)

@@ -13,7 +13,7 @@ from config_gen.percentiles import percentile
 from config_gen.sla.spec import load
 from gapless.commands.loadtest import duration_option
 from gapless.errors import UsageError
-from gapless.results import check_outputs, write_json
+from gapless.results import check_outputs, check_outside, write_json
 from loadtest import recording
 from observe import window
 from observe.doctor import diagnosis, report
@@ -34,6 +34,7 @@ def run(
 ) -> None:
     """Exit 0 when nothing but hints is found, 1 when something is to be mended, 2 on bad input."""
     check_outputs(sla, samples, json=json_file)
+    check_outside(folder, json=json_file)
     spec = load(sla) if sla is not None else None
     client = _client(samples) if samples is not None else None
     found = window.read(folder)
@@ -44,8 +45,8 @@ def run(
         told = diagnosis.diagnose(found, spec, client)
     except DoctorError as error:
         raise UsageError(f"{folder}: {error}") from None
-    Console(highlight=False).print(report.shown(told))
     write_json(json_file, diagnosis.as_json(str(folder), told))
+    Console(highlight=False).print(report.shown(told))
     raise typer.Exit(0 if told.healthy else 1)
 
 

@@ -22,7 +22,7 @@ from gapless.baseline import Baseline, missing, there
 from gapless.commands.compare import THRESHOLD, threshold_option
 from gapless.errors import UsageError
 from gapless.parts import pick_parts
-from gapless.results import check_outputs, write_json, write_text
+from gapless.results import check_apart, check_outputs, write_json, write_text
 from gapless.signals import leave_like_an_exception
 from loadtest import comparison_report, recording, report
 from loadtest.comparison import Line
@@ -114,16 +114,22 @@ def run(
         chosen = moving.load(parts, duration or MINUTE, rate_scale, seed)
     if before is not None:
         before.check(chosen.asked)
-    page = _page(report_folder, metrics, url, sla, spec)
+    page = _page(report_folder, metrics, url, sla, spec, samples=samples, json=json_file, baseline=baseline)
     with page.recording(chosen.duration) if page else nullcontext():
         taken = loads.send(chosen, url, ui, crew)
     write_samples(samples, taken)
     result, console = loads.reported(chosen, taken), Console()
-    report.show(result, console)
-    if page is not None:
-        page.finish(result, taken, console)
-    lines = before.finish(taken, threshold, console) if before else []
-    write_json(json_file, report.as_json(result) | _compared(lines, threshold))
+    lines: list[Line] = []
+    try:  # what is printed comes last: a terminal that is gone, or a full disk, costs no more than it must
+        lines = before.finish(taken, threshold) if before else []
+        write_json(json_file, report.as_json(result) | _compared(lines, threshold))
+        drawn = page.finish(result, taken) if page else None
+    finally:
+        report.show(result, console)
+    if drawn is not None:
+        console.print(f"Report: {drawn}", markup=False, highlight=False)
+    if before is not None:
+        before.tell(taken, lines, threshold, console)
     raise typer.Exit(0 if result.held and not comparison_report.regressions(lines) else 1)
 
 
@@ -132,14 +138,17 @@ def _compared(lines: Sequence[Line], threshold: float) -> dict[str, object]:
     return {"comparison": comparison_report.as_json(lines, threshold)} if lines else {}
 
 
-def _page(folder: Path | None, metrics: str | None, url: str, sla: Path, spec: Spec) -> LoadReport | None:
-    """What --report asks for. Raises UsageError."""
+def _page(
+    folder: Path | None, metrics: str | None, url: str, sla: Path, spec: Spec, **files: Path | None
+) -> LoadReport | None:
+    """What --report asks for, in a folder apart from the `files` that options name. Raises UsageError."""
     if folder is None:
         if metrics is not None:
             raise UsageError("--metrics: is shown in a report; give --report, or leave it out")
         return None
-    from gapless.load_report import LoadReport  # what samples and draws takes a second to import
+    from gapless.load_report import WRITTEN, LoadReport  # what samples and draws takes a second to import
 
+    check_apart("report", folder, WRITTEN, **files)
     return LoadReport(folder, metrics, url, sla, spec)
 
 
@@ -157,9 +166,9 @@ def write_samples(path: Path | None, taken: Recording) -> None:
 
 
 def tell(result: report.Report, json_file: Path | None) -> None:
-    """Print the report, and write it where asked."""
-    report.show(result, Console())
+    """Write the report where asked, and print it."""
     write_json(json_file, report.as_json(result))
+    report.show(result, Console())
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -20,4 +21,8 @@ def run(
     authenticated nor encrypted: it belongs into a network that is trusted. Exit 0 when all was handed over, 1 when the
     run was ended before, 2 when there is none or the server cannot be used.
     """
-    remote.work(*address("HOST:PORT", master), tell=lambda line: print(line, flush=True))
+    remote.work(
+        *address("HOST:PORT", master),
+        tell=lambda line: print(line, flush=True),
+        tell_waiting=lambda line: print(line, file=sys.stderr, flush=True),
+    )

@@ -19,7 +19,7 @@ from config_gen.sla import quantity
 from decode.step_file import older
 from gapless.commands.loadtest import duration_option
 from gapless.errors import UsageError
-from gapless.results import check_outputs, write_json
+from gapless.results import check_outputs, check_outside, write_json
 from gapless.tracing import write_trace
 from observe import window
 from observe.live import screen
@@ -166,6 +166,7 @@ def _tell_memory(folder: Path, json_file: Path | None, console: Console) -> bool
     from observe import memory_report  # scipy takes a second to import, which sampling does without
 
     check_outputs(json=json_file)
+    check_outside(folder, json=json_file)
     seen = window.read(folder, memory_report.wanted)
     found = list(memory_report.told(seen))
     for one in found:
