@@ -126,9 +126,11 @@ def test_a_leak_is_told_in_sentences_and_is_an_exit_status(observe: Observe, tmp
 def test_what_the_memory_curves_say_is_written_as_json(observe: Observe, tmp_path: Path) -> None:
     """A leak of a GB an hour from 62 GB, of 80 GB that can be used; and pages, which alternate between two counts."""
     hour, noise = np.arange(1441) / 360, np.random.default_rng(0).normal(0, 1e7, 1441)
-    written(tmp_path, 62e9 + 1e9 * hour + noise, 80e9)
-    status, out, err = observe("--memory", tmp_path, "--json", tmp_path / "memory.json")
+    written(tmp_path / "ring", 62e9 + 1e9 * hour + noise, 80e9)
+    status, out, err = observe("--memory", tmp_path / "ring", "--json", tmp_path / "memory.json")
     assert (status, err) == (1, "")
+    refused = observe("--memory", tmp_path / "ring", "--json", tmp_path / "ring" / "memory.json")
+    assert refused[0] == 2 and "lies in" in refused[2] and refused[2].count("\n") == 1
     told = json.loads((tmp_path / "memory.json").read_text())
     assert told["leaking"] == ["GPU 0"]
     gpu, pages = told["memories"]
