@@ -151,8 +151,8 @@ def test_without_a_leak_it_says_so(observe: Observe, tmp_path: Path) -> None:
 
 def test_of_what_was_watched_for_less_than_half_an_hour_no_slope_is_told(observe: Observe, tmp_path: Path) -> None:
     """Memory that grows by 36 GB an hour for 29 minutes and 50 seconds."""
-    written(tmp_path, 20e9 + 1e8 * np.arange(180), 80e9)
-    status, out, _ = observe("--memory", tmp_path, "--json", tmp_path / "memory.json")
+    written(tmp_path / "ring", 20e9 + 1e8 * np.arange(180), 80e9)
+    status, out, _ = observe("--memory", tmp_path / "ring", "--json", tmp_path / "memory.json")
     lines = out.splitlines()
     why = "watched for 29.8 min; half an hour is needed to tell a leak"
     assert lines.count(f"  Whether it leaks cannot be said: {why}.") == 2
