@@ -171,7 +171,9 @@ def test_a_short_run_on_the_real_server(
             ROOT / "sla/tiers.yaml", "mixed", "fcfs,weighted", "fp32", 0.5, 5 * SECOND, json_file=tmp_path / "o.json"
         )
     [case] = json.loads((tmp_path / "o.json").read_text())["results"]
-    assert len(case["bars"]) == 3 and left.value.exit_code == 1
+    # Half of capacity is no overload, so there is no verdict; on a machine busy enough it is one.
+    held = all(bar["held"] for bar in case["bars"]) and not case["no_verdict"]
+    assert len(case["bars"]) == 3 and left.value.exit_code == (0 if held else 1)
     [round_] = case["rounds"]
     policies = ("fcfs", "weighted")
     for policy in policies:
