@@ -17,6 +17,7 @@ from config_gen.percentiles import percentile
 from config_gen.sla.spec import LlmModel, Spec
 from gapless.bars import Bar, ratio
 from gapless.rounds import Loaded, Measured
+from loadtest.verdict import Latency
 from observe.doctor import diagnosis
 from observe.doctor.gather import DoctorError
 from observe.use import Use
@@ -64,7 +65,7 @@ def row(measured: Measured, model: LlmModel, spec: Spec) -> dict[str, Any]:
     }
 
 
-def _percentiles(latency: Any) -> dict[str, float | None]:
+def _percentiles(latency: Latency) -> dict[str, float | None]:
     return {name: _ms(latency.at(q)) for name, q in (("p50", P50), ("p99", P99))}
 
 

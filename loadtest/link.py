@@ -17,7 +17,6 @@ beside, must not wait. The link is neither authenticated nor encrypted. Must not
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from gevent.queue import Empty, Queue
 from locust import runners
@@ -49,7 +48,7 @@ class Inbox:
             return None
         return message
 
-    def _put(self, environment: object, msg: Message, **_: Any) -> None:
+    def _put(self, environment: object, msg: Message, **_: object) -> None:
         self._messages.put(msg)
 
 

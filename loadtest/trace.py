@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 FIELDS = {  # by the names of columns, in lower case and without spaces, _ and -
     "timestamp": "timestamp",
@@ -111,7 +111,15 @@ def rows(found: Iterable[Record], mistakes: Mistakes) -> Iterator[Row]:
             mistakes.add(line, str(error))
 
 
-def _cells(reader: Any, places: Mapping[str, int], width: int, mistakes: Mistakes) -> Iterator[Record]:
+class Table(Protocol):
+    """What csv.reader makes; `line_num` counts the lines that it has read."""
+
+    @property
+    def line_num(self) -> int: ...
+    def __iter__(self) -> Iterator[list[str]]: ...
+
+
+def _cells(reader: Table, places: Mapping[str, int], width: int, mistakes: Mistakes) -> Iterator[Record]:
     try:
         for cells in reader:
             if len(cells) == width:

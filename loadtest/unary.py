@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import grpc
 import numpy as np
@@ -25,12 +24,12 @@ SETTLED = 0.05  # s
 Inputs = Callable[[Planned], Sequence[Tensor]]
 
 
-def takes_text(metadata: Any) -> bool:
+def takes_text(metadata: service_pb2.ModelMetadataResponse) -> bool:
     """Whether a model with these metadata is sent texts."""
     return any(tensor.name == "text" for tensor in metadata.inputs)
 
 
-def inputs_of(metadata: Any) -> Inputs:
+def inputs_of(metadata: service_pb2.ModelMetadataResponse) -> Inputs:
     """What turns a request into inputs of the model: its text, or its picture or arrays out of a pool made here.
 
     What is in a pool follows from its number alone. Of a model that also takes `pixels`, only its `image` is sent.
@@ -69,7 +68,7 @@ async def ask(
         answer.arrive(clock())
 
 
-def _arrays(metadata: Any, random: np.random.Generator) -> list[Tensor]:
+def _arrays(metadata: service_pb2.ModelMetadataResponse, random: np.random.Generator) -> list[Tensor]:
     """Every input of the model with random values: a batch of one, and FREE where a dimension is open."""
     found = []
     for tensor in metadata.inputs:

@@ -11,13 +11,19 @@ import itertools
 import json
 import threading
 import time
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 VECTOR = np.zeros((1, 384), dtype=np.float32)
+
+
+class Sender(Protocol):
+    """Triton's response sender of one request."""
+
+    def send(self, response: object, flags: int) -> None: ...
 
 
 class TritonPythonModel:
@@ -43,14 +49,14 @@ class Pacer:
 
     def __init__(self, interval: float) -> None:
         self._interval = interval
-        self._due: list[tuple[float, int, Any, int, int]] = []  # when, number, sender, tokens sent, tokens asked for
+        self._due: list[tuple[float, int, Sender, int, int]] = []  # when, number, sender, tokens sent, tokens asked for
         self._numbers = itertools.count()
         self._changed = threading.Condition()
         self._ended = False
         self._thread = threading.Thread(target=self._keep_pace, daemon=True)
         self._thread.start()
 
-    def add(self, sender: Any, tokens: int) -> None:
+    def add(self, sender: Sender, tokens: int) -> None:
         with self._changed:
             heapq.heappush(self._due, (time.monotonic(), next(self._numbers), sender, 0, tokens))
             self._changed.notify()
@@ -70,7 +76,7 @@ class Pacer:
                 with self._changed:
                     heapq.heappush(self._due, (due + self._interval, number, sender, sent + 1, asked))
 
-    def _next(self) -> tuple[float, int, Any, int, int] | None:
+    def _next(self) -> tuple[float, int, Sender, int, int] | None:
         """The stream whose token is due, when it is; None at the end."""
         with self._changed:
             while not self._ended:

@@ -8,7 +8,6 @@ support, or does not allow, is left out. Must not know what is done with the num
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import pynvml
 
@@ -29,6 +28,7 @@ REASONS = {
     "display_clocks": pynvml.nvmlClocksEventReasonDisplayClockSetting,
 }
 ABSENT = (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound, pynvml.NVMLError_NoPermission)
+Device = object  # a handle of NVML, for its functions alone
 Number = tuple[str, dict[str, str], float]  # name, labels beside the GPU's, value
 
 
@@ -71,13 +71,13 @@ class Nvml:
                     continue
 
 
-def _utilization(device: Any) -> Iterator[Number]:
+def _utilization(device: Device) -> Iterator[Number]:
     rates = pynvml.nvmlDeviceGetUtilizationRates(device)
     yield "nvml_utilization_percent", {}, rates.gpu
     yield "nvml_memory_utilization_percent", {}, rates.memory
 
 
-def _memory(device: Any) -> Iterator[Number]:
+def _memory(device: Device) -> Iterator[Number]:
     try:
         memory = pynvml.nvmlDeviceGetMemoryInfo(device, version=pynvml.nvmlMemory_v2)
     except ABSENT:
@@ -88,41 +88,41 @@ def _memory(device: Any) -> Iterator[Number]:
     yield "nvml_memory_total_bytes", {}, memory.total
 
 
-def _power(device: Any) -> Iterator[Number]:
+def _power(device: Device) -> Iterator[Number]:
     yield "nvml_power_watts", {}, pynvml.nvmlDeviceGetPowerUsage(device) / 1000
     yield "nvml_power_limit_watts", {}, pynvml.nvmlDeviceGetEnforcedPowerLimit(device) / 1000
     yield "nvml_power_default_limit_watts", {}, pynvml.nvmlDeviceGetPowerManagementDefaultLimit(device) / 1000
 
 
-def _temperature(device: Any) -> Iterator[Number]:
+def _temperature(device: Device) -> Iterator[Number]:
     yield "nvml_temperature_celsius", {}, pynvml.nvmlDeviceGetTemperature(device, pynvml.NVML_TEMPERATURE_GPU)
 
 
-def _clocks(device: Any) -> Iterator[Number]:
+def _clocks(device: Device) -> Iterator[Number]:
     for clock, kind in CLOCKS.items():
         yield "nvml_clock_mhz", {"clock": clock}, pynvml.nvmlDeviceGetClockInfo(device, kind)
 
 
-def _highest_clocks(device: Any) -> Iterator[Number]:
+def _highest_clocks(device: Device) -> Iterator[Number]:
     for clock, kind in CLOCKS.items():
         yield "nvml_clock_max_mhz", {"clock": clock}, pynvml.nvmlDeviceGetMaxClockInfo(device, kind)
 
 
-def _throttled(device: Any) -> Iterator[Number]:
+def _throttled(device: Device) -> Iterator[Number]:
     # The older of two names for the same call: drivers before 535 know only this one.
     reasons = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(device)
     for reason, bit in REASONS.items():
         yield "nvml_clocks_held_down", {"reason": reason}, bool(reasons & bit)
 
 
-def _pcie(device: Any) -> Iterator[Number]:
+def _pcie(device: Device) -> Iterator[Number]:
     """The driver looks for 20 ms, each; it counts in KB."""
     for direction, counter in PCIE.items():
         speed = 1000 * pynvml.nvmlDeviceGetPcieThroughput(device, counter)
         yield "nvml_pcie_bytes_per_second", {"direction": direction}, speed
 
 
-def _link(device: Any) -> Iterator[Number]:
+def _link(device: Device) -> Iterator[Number]:
     """As PCIe runs now, slower while idle, and at most with this card in this slot."""
     yield "nvml_pcie_generation", {"of": "now"}, pynvml.nvmlDeviceGetCurrPcieLinkGeneration(device)
     yield "nvml_pcie_generation", {"of": "most"}, pynvml.nvmlDeviceGetMaxPcieLinkGeneration(device)
@@ -130,19 +130,19 @@ def _link(device: Any) -> Iterator[Number]:
     yield "nvml_pcie_lanes", {"of": "most"}, pynvml.nvmlDeviceGetMaxPcieLinkWidth(device)
 
 
-def _persistence(device: Any) -> Iterator[Number]:
+def _persistence(device: Device) -> Iterator[Number]:
     """1 where the driver keeps a card up that nobody uses."""
     yield "nvml_persistence_mode", {}, pynvml.nvmlDeviceGetPersistenceMode(device)
 
 
-def _driver(_: Any) -> Iterator[Number]:
+def _driver(_: Device) -> Iterator[Number]:
     """1; the labels say which driver it is, and the highest CUDA that it takes."""
     cuda = pynvml.nvmlSystemGetCudaDriverVersion_v2()
     labels = {"driver": pynvml.nvmlSystemGetDriverVersion(), "cuda": f"{cuda // 1000}.{cuda % 1000 // 10}"}
     yield "nvml_driver_info", labels, 1.0
 
 
-PARTS: tuple[Callable[[Any], Iterator[Number]], ...] = (
+PARTS: tuple[Callable[[Device], Iterator[Number]], ...] = (
     _utilization,
     _memory,
     _power,
