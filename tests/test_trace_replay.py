@@ -35,6 +35,12 @@ models:
 """
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts are counted by words here, whatever has been built beside these tests."""
+    monkeypatch.chdir(tmp_path)
+
+
 def choice(folder: Path, text: str, *models: str, **more: object) -> Choice:
     path = folder / "trace"
     path.write_text(text)
