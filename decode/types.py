@@ -99,6 +99,10 @@ class SamplingParams:
         for field in ("presence_penalty", "frequency_penalty"):
             value = getattr(self, field)
             _require(_is_real(value) and -2 <= value <= 2, field, value, "a number from -2 to 2")
+        self._check_ends()
+
+    def _check_ends(self) -> None:
+        """What may end a request, and what is told of its draws."""
         _require(
             self.seed is None or (_is_int(self.seed) and 0 <= self.seed <= MAX_SEED),
             "seed",
