@@ -102,7 +102,7 @@ class SamplingParams:
         self._check_ends()
 
     def _check_ends(self) -> None:
-        """What may end a request, and what is told of its draws."""
+        """The seed, what ends a request, and what is told of its draws."""
         _require(
             self.seed is None or (_is_int(self.seed) and 0 <= self.seed <= MAX_SEED),
             "seed",
